@@ -217,7 +217,7 @@ def new_cache(tier: str = "memory", **options: Any) -> Iterator[PassageCache]:
         held = cache.stats().tiers.get(tier)
         if held is not None and (held.evictions or held.refused or held.failed):
             raise InputError(
-                f"The cache's tier {tier!r} had {held.limit_bytes:,} bytes (of host memory, a "
-                "quarter of what is free), and that did not hold the windows of this context. "
-                "Take a shorter --context or fewer --questions."
+                f"The cache's tier {tier!r} could not hold the windows of this context in "
+                f"{held.limit_bytes} bytes (of host memory, a quarter of what is free). Use a "
+                "smaller --context or fewer --questions."
             )

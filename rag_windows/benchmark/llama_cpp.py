@@ -29,20 +29,24 @@ def split(given: str) -> list[str]:
     try:
         words = [given] if Path(given).is_file() else shlex.split(given)
     except ValueError as error:
-        raise InputError(f"--llama-bench {given!r}: {error}; mend the quotes.") from error
+        raise InputError(
+            f"--llama-bench {given!r} can't be read: {error}. Check its quotes."
+        ) from error
     if not words:
-        raise InputError("--llama-bench names no program.")
+        raise InputError(
+            "--llama-bench names no program. Give the path of llama.cpp's llama-bench."
+        )
     return words
 
 
 def check(programs: Sequence[str], config: PreTrainedConfig, device: str) -> None:
     """Refuse with an `InputError` before any work what could not be timed."""
     if device != "cpu":
-        raise InputError("--llama-bench is for the CPU. Leave it or --device out.")
+        raise InputError("--llama-bench runs on the CPU only. Leave it or --device out.")
     rope = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
     if config.model_type not in FAMILIES or rope not in _ROPES:
         raise InputError(
-            f"--llama-bench times models of {' and '.join(FAMILIES)} with rotary positions of "
+            f"--llama-bench can time models of {' and '.join(FAMILIES)} with rotary positions of "
             f"{' and '.join(_ROPES)}, not {config.model_type} with {rope}. Leave it out."
         )
     require("--llama-bench", "gguf", extra="gguf")
@@ -50,8 +54,8 @@ def check(programs: Sequence[str], config: PreTrainedConfig, device: str) -> Non
         program = split(given)[0]
         if "--n-depth" not in _output([program, "--help"]):
             raise InputError(
-                f"--llama-bench {program} is not llama.cpp's llama-bench, or one that is too old: "
-                "it has no option --n-depth. Build the target llama-bench of llama.cpp and name it."
+                f"--llama-bench {program} is not llama.cpp's llama-bench, or is too old: it has "
+                "no option --n-depth. Build llama.cpp's target llama-bench and name it."
             )
 
 
@@ -138,8 +142,8 @@ class LlamaBench:
         except (ValueError, TypeError, KeyError):
             pass
         raise InputError(
-            f"--llama-bench {self.command[0]} gave no times in JSON as llama.cpp's llama-bench "
-            f"does; it printed {told[:200]!r}."
+            f"--llama-bench {self.command[0]} did not print times in JSON as llama.cpp's "
+            f"llama-bench does. It printed {told[:200]!r}."
         )
 
 
@@ -162,5 +166,5 @@ def _output(command: list[str]) -> str:
         ) from error
     if done.returncode != 0:
         last = " | ".join(done.stderr.strip().splitlines()[-5:]) or "nothing on stderr"
-        raise InputError(f"--llama-bench {program} failed with {done.returncode}: {last}")
+        raise InputError(f"--llama-bench {program} failed with exit code {done.returncode}: {last}")
     return done.stdout

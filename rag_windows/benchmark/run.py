@@ -73,28 +73,28 @@ _WARM = 3
 def check(plan: Plan) -> None:
     """Refuse with an `InputError` before any work what would fail behind it."""
     if plan.shape is not None and plan.model is not None:
-        raise InputError("--shape and --model exclude each other. Leave one of them out.")
+        raise InputError("--shape and --model can't both be given. Leave one of them out.")
     if plan.profile and (plan.questions or plan.against or plan.llama_bench):
         raise InputError(
-            "--profile looks at one decode step of each --way. Leave --questions, --against and "
-            "--llama-bench out."
+            "--profile can't be combined with --questions, --against or --llama-bench. Leave "
+            "them out."
         )
     config = config_of(plan)
     for method in (plan.method, *(plan.against or ())):
         resolve(method)
     if unknown := [way for way in plan.way or () if way not in WAYS]:
-        raise InputError(f"--way {unknown[0]!r} is unknown. Choose among {list(WAYS)}.")
+        raise InputError(f"--way must be one of {list(WAYS)}, not {unknown[0]!r}.")
     if plan.context % plan.window:
         raise InputError(
-            f"A context of {plan.context} tokens can't be cut into windows of {plan.window}. "
-            "Take multiples."
+            f"--context {plan.context} can't be divided into windows of {plan.window} tokens. Use "
+            "a multiple of --window."
         )
     positions = getattr(config, "max_position_embeddings", None)
     whole = plan.context + PREFIX_TOKENS + QUERY_TOKENS + plan.new_tokens
     if plan.model is not None and positions is not None and whole > positions:
         raise InputError(
-            f"{plan.model} has {positions} positions, and transformers' one prompt over "
-            f"{plan.context} tokens takes {whole}. Take a shorter --context."
+            f"{plan.model} has {positions} positions, but one prompt over {plan.context} tokens, "
+            f"as transformers reads it, takes {whole}. Use a smaller --context."
         )
     if plan.llama_bench:
         llama_cpp.check(plan.llama_bench, config, plan.device)

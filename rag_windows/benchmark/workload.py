@@ -167,7 +167,10 @@ class Texts:
         vocabulary = {token.lstrip("Ġ▁") for token in lm.tokenizer.get_vocab()}
         self._words = sorted(word for word in vocabulary if word.isascii() and word.isalnum())
         if not self._words:
-            raise InputError("The tokenizer has no token that is a word; time another --model.")
+            raise InputError(
+                "The tokenizer has no token that is a whole word, so no passages can "
+                "be made. Use another --model."
+            )
 
     def workload(self, seed: int = 0) -> Workload:
         """A question over passages of its own."""
@@ -220,6 +223,6 @@ class Texts:
         if parts.notes or max(len(one.ids) for one in parts.windows) > self._window:
             raise InputError(
                 f"Passages of {self._window} tokens are too short for this tokenizer or too long "
-                f"for its model. Take another --window."
+                "for its model. Use another --window."
             )
         return Workload(system, tuple(passages), question, parts)

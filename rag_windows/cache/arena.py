@@ -206,8 +206,8 @@ class ArenaTier(MemoryTier):
             self._arena = Arena(limit_bytes, device)
         except RuntimeError as error:
             logger.warning(
-                "no windows are kept on %s, which has no %d bytes for them; give PassageCache a "
-                "smaller device= (%s)",
+                "No windows are kept on %s, because it has no %d bytes free for them. Give "
+                "PassageCache a smaller device= (%s).",
                 *(device, limit_bytes, str(error).partition("\n")[0]),
             )
         else:
@@ -251,7 +251,7 @@ class ArenaTier(MemoryTier):
             copy = lease.filled(placed(window, [self._device] * len(window.keys)))
         except (MemoryError, RuntimeError) as error:
             # Not the error itself: whoever keeps the record would keep the lease.
-            logger.warning("a window is not kept on %s: %s", self._device, str(error))
+            logger.warning("A window is not kept on %s: %s", self._device, str(error))
         with self._lock:
             now = self._held.get(key)
             if now is not None and now[0].window is window:
@@ -267,8 +267,8 @@ class ArenaTier(MemoryTier):
         if not arena.suits(entry.window):
             if not self._warned:
                 logger.warning(
-                    "a model's windows are not kept on %s while another's are, which have another "
-                    "shape; give each model a PassageCache of its own",
+                    "This model's windows are not kept on %s, because another model's windows "
+                    "there have another shape. Give each model a PassageCache of its own.",
                     self._device,
                 )
             self._warned = True

@@ -144,7 +144,7 @@ class Catalog:
         before, self._state = self._state, self._file()
         if self._connection is not None and before[0] == self._state[0]:
             if self._state[1] < before[1]:
-                raise sqlite3.DatabaseError("it was cut")  # it never shrinks
+                raise sqlite3.DatabaseError("the file became shorter")  # it never shrinks
             return self._connection
         self.disconnect()
         connection = sqlite3.connect(
@@ -157,7 +157,7 @@ class Catalog:
                 connection.execute("PRAGMA journal_mode = WAL")  # not on every file system
             self._state = self._file()
             if connection.execute("PRAGMA quick_check(1)").fetchone() != ("ok",):
-                raise sqlite3.DatabaseError("its pages do not fit together")
+                raise sqlite3.DatabaseError("its pages are inconsistent")
             (version,) = connection.execute("PRAGMA user_version").fetchone()
             if version == 0:
                 connection.executescript(_SCHEMA)
@@ -177,7 +177,7 @@ class Catalog:
             return 0, 0
         if not stat.S_ISREG(found.st_mode):
             self._state = found.st_ino, 0
-            raise sqlite3.DatabaseError("it is no plain file")
+            raise sqlite3.DatabaseError("it is not a regular file")
         return found.st_ino, found.st_size
 
     def _delete_if_damaged(self, error: sqlite3.Error) -> bool:

@@ -53,7 +53,7 @@ class Stored:
 def check_store(store: str) -> str:
     """Return the name of a stored form."""
     if store not in STORES:
-        raise InputError(f"store={store!r} is unknown. Choose one of {list(STORES)}.")
+        raise InputError(f"store must be one of {list(STORES)}, not {store!r}.")
     return store
 
 
@@ -72,13 +72,15 @@ def decode(store: str, stored: Stored, ids: tuple[int, ...], start: int) -> Wind
         tensors = stored.tensors if store == EXACT else _from_int8(stored)
         fits = type(layers) is int and len(tensors) == 2 * layers
     except (TypeError, ValueError, KeyError, AttributeError, RuntimeError) as error:
-        raise CacheError(f"the stored tensors can't be decoded: {error}") from error
+        raise CacheError(f"The stored tensors can't be decoded: {error}") from error
     for tensor in tensors:
         fits = fits and tensor.ndim == 3 and tensor.shape[1] == len(ids)
         fits = fits and tensor.is_floating_point()
     if not fits:
         shapes = sorted({(str(tensor.dtype), *tensor.shape) for tensor in tensors})
-        raise CacheError(f"{layers!r} layers of {len(ids)} tokens are no tensors {shapes}.")
+        raise CacheError(
+            f"The stored tensors {shapes} do not match {layers!r} layers of {len(ids)} tokens."
+        )
     return Window(ids, start, keys=tuple(tensors[:layers]), values=tuple(tensors[layers:]))
 
 
@@ -98,7 +100,10 @@ def _as_int8(tensors: Sequence[torch.Tensor], layers: int) -> Stored:
     groups: dict[tuple[torch.dtype, torch.Size, torch.device], list[int]] = {}
     for index, tensor in enumerate(tensors):
         if not tensor.is_floating_point():
-            raise CacheError(f"keys and values in {tensor.dtype} can't be kept as {INT8}.")
+            raise CacheError(
+                f"Keys and values in {tensor.dtype} can't be stored as {INT8}. Use store='as "
+                "computed', or load the model in bfloat16, float16 or float32."
+            )
         groups.setdefault((tensor.dtype, tensor.shape, tensor.device), []).append(index)
     stored: list[torch.Tensor] = []
     for indices in groups.values():

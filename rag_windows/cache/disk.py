@@ -308,7 +308,7 @@ class DiskTier(Tier):
         with contextlib.suppress(FileNotFoundError):
             found = os.stat(self._path(key), follow_symlinks=False)
             if error.inode in (None, found.st_ino) and self._unlink(key):
-                self._report(f"deleted a damaged window of the passage cache, {key}: {error}")
+                self._report(f"The passage cache deleted the damaged window {key}: {error}")
                 return True
         return False
 
@@ -342,7 +342,10 @@ class DiskTier(Tier):
         try:
             os.makedirs(self.path, mode=0o700, exist_ok=True)
         except (FileExistsError, NotADirectoryError) as error:
-            raise CacheError(f"the cache's path {self.path!r} is not a folder.") from error
+            raise CacheError(
+                f"The cache's path {self.path!r} is not a folder. Name a folder, or a "
+                "path that does not exist yet."
+            ) from error
         # Earlier versions put damaged files aside. A folder with other things is left as it is.
         own = {*map(os.path.basename, self._folders), "quarantine"}
         if stat.S_IMODE(os.stat(self.path).st_mode) != 0o700 and {*os.listdir(self.path)} <= own:
@@ -355,19 +358,19 @@ class DiskTier(Tier):
             state = os.stat(folder, follow_symlinks=False)
             self._usable = stat.S_ISDIR(state.st_mode)
             if not self._usable:
-                raise NotADirectoryError(errno.ENOTDIR, "no folder of the cache's own", folder)
+                raise NotADirectoryError(errno.ENOTDIR, "not a folder of the cache", folder)
             if state.st_mode & 0o022 or os.geteuid() not in (state.st_uid, 0):
                 self._usable = False
                 raise CacheError(
-                    f"other users can write to {folder!r}, so nothing in it can be trusted. "
-                    "Name a folder of your own."
+                    f"Other users can write to {folder!r}, so nothing in it can be trusted. Name "
+                    "a folder of your own, or remove their write permission."
                 )
 
     @contextlib.contextmanager
     def _changing(self, *, lasting: bool = False) -> Iterator[sqlite3.Connection]:
         """Change catalog and files together."""
         if not self._usable:
-            raise BlockingIOError(errno.EAGAIN, "the folder is not in use")
+            raise BlockingIOError(errno.EAGAIN, "the folder can't be used")
         with self._catalog.changing(lasting=lasting) as rows:
             if not self._catalog.in_line:
                 self._sync(rows)
@@ -391,7 +394,7 @@ class DiskTier(Tier):
         statement = "SELECT key, nbytes, cost_s, uses FROM entries ORDER BY last_used, key"
         held = list(rows.execute(statement))
         if not all(is_key(key) and isinstance(size, int) for key, size, *_ in held):
-            raise sqlite3.DatabaseError("it holds what nobody has put there")
+            raise sqlite3.DatabaseError("it holds entries that are not valid")
         with self._lock:
             victims = self._policy.sync(held)
         self._evict(rows, victims)
@@ -422,8 +425,8 @@ class DiskTier(Tier):
             return
         except OSError as error:
             self._report(
-                f"the passage cache in {self.path} can't be used for now, answers stay right but "
-                f"slower: {error}"
+                f"The passage cache in {self.path} can't be used for now. Answers stay right but "
+                f"take longer: {error}"
             )
 
     def _report(self, text: str) -> None:
@@ -480,8 +483,8 @@ def require_locks() -> None:
     """Refuse to keep windows on disk where the system has no POSIX file locks."""
     if not LOCKS_WORK:
         raise CacheError(
-            "Keeping windows on disk needs POSIX file locks (Python's fcntl), which this system "
-            "does not have. Keep them in memory instead: leave path= and disk= out."
+            "Windows can't be kept on disk: this needs POSIX file locks (Python's fcntl), which "
+            "this system does not have. Keep them in memory: leave path= and disk= out."
         )
 
 

@@ -324,7 +324,7 @@ class _Request:
     def _check(self) -> None:
         for source in self._bad.values():
             raise NonFiniteError(
-                f"{source.name}: its keys or values are NaN or infinite, so no answer that reads "
-                "it could be right, and it was not stored. Load the model in bfloat16 or float32 "
-                "(float16 overflows), and check its weights."
+                f"{source.name} has keys or values that are NaN or infinite, so no answer that "
+                "reads it could be right. It was not stored. Load the model in bfloat16 or "
+                "float32 (float16 overflows), and check its weights."
             )

@@ -219,7 +219,7 @@ def read_entry(file: OpenFile, store: str, room: torch.Tensor | None = None) -> 
 def read_header(header: bytes, key: str) -> tuple[Note, list[Tensor]]:
     """Prove a header right and that it belongs to `key`."""
     if not header.startswith(_MAGIC, LENGTH_BYTES):
-        raise FormatError("the file is no window of this format and version.")
+        raise FormatError("the file is not a window of this format and version.")
     if header_length(header) != len(header) or not hmac.compare_digest(_sealed(header), header):
         raise FormatError("the header's seal is broken.")
     try:
@@ -245,7 +245,7 @@ def header_length(start: bytes) -> int:
 
 def _proved(descriptor: int, state: os.stat_result, key: str) -> OpenFile:
     if not stat.S_ISREG(state.st_mode):
-        raise FormatError("it is no plain file.")
+        raise FormatError("it is not a regular file.")
     head = bytearray(min(state.st_size, _FIRST_BYTES))
     _fill(descriptor, memoryview(head), 0)
     length = header_length(bytes(head[:LENGTH_BYTES]))

@@ -175,7 +175,7 @@ class ModelIdentity:
             unknown = reading.unknown or reading.hook()
             if unknown and not self._warned:
                 self._warned = True
-                logger.warning("windows of this model are not cached: %s", unknown)
+                logger.warning("Windows of this model are not cached: %s", unknown)
             if unknown:
                 return None
         commit = getattr(self._model.config, "_commit_hash", None)

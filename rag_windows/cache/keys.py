@@ -24,7 +24,7 @@ def is_key(text: object) -> bool:
 def check_key(key: str) -> str:
     """Return a key; nothing else may name a file."""
     if not is_key(key):
-        raise CacheError(f"a cache key is 64 lowercase hexadecimal characters, not {key!r:.80}.")
+        raise CacheError(f"A cache key must have 64 lowercase hexadecimal characters, not {key!r}.")
     return key
 
 
@@ -43,7 +43,7 @@ def salt_key(salt: str | bytes | None) -> bytes:
     if salt is None:
         return hashlib.sha256(b"rag-windows passage cache, no salt").digest()
     if not isinstance(salt, str | bytes) or not salt:
-        raise InputError("salt must be a text or bytes, and not empty; None means no salt.")
+        raise InputError("salt must be a string or bytes that are not empty, or None for no salt.")
     raw = salt.encode() if isinstance(salt, str) else salt
     return hashlib.sha256(fields(b"rag-windows passage cache, salt", raw)).digest()
 

@@ -59,8 +59,8 @@ def parse_size(size: Size, name: str, free: int | None = None) -> int:
         value = int(free * float(match[1]) / 100)
     if value < 1:
         raise InputError(
-            f"{name}={size!r} is no size. Give bytes, a text such as '4GiB' or '500MB', or a share "
-            "of what is free, such as '25%'."
+            f"{name}={size!r} is not a size. Give bytes, a text such as '4GiB' or '500MB', or a "
+            "share of what is free, such as '25%'."
         )
     return value
 
@@ -145,9 +145,11 @@ class PassageCache:
         ttl: float | None = None,
     ) -> None:
         if ttl is not None and not ttl > 0:
-            raise InputError(f"ttl={ttl!r} must be a number of seconds above zero, or None.")
+            raise InputError(f"ttl must be None or a number of seconds above 0, not {ttl!r}.")
         if memory is None and disk is None and path is None and device is None:
-            raise InputError("A cache needs memory, disk or device. Pass cache=None for none.")
+            raise InputError(
+                "A cache needs memory=, disk= or device=. To have no cache, pass cache=None."
+            )
         self.store = check_store(store)
         self.ttl = ttl
         self.salt_key = salt_key(salt)
@@ -200,8 +202,8 @@ class PassageCache:
         if isinstance(cache, PassageCache):
             return cache
         raise InputError(
-            f"cache must be a PassageCache, True or None, not {type(cache).__name__}; for a folder "
-            "write cache=PassageCache(path=...)."
+            f"cache must be a PassageCache, True or None, not {type(cache).__name__}. For a "
+            "folder, write cache=PassageCache(path=...)."
         )
 
     def tenant(self, salt: str | bytes) -> PassageCache:
@@ -255,8 +257,8 @@ class PassageCache:
             if not is_key(one) and not re.fullmatch("[0-9a-f]{32}", one):
                 raise InputError(
                     f"{one!r:.80} is neither a digest (32 hexadecimal digits, as from digests()) "
-                    "nor an entry (64, the name of its file); an id has to be invalidated under "
-                    "its tenant's salt."
+                    "nor the name of a window's file (64 digits, without the ending). To remove "
+                    "a passage by its id, use its tenant's salt and leave every_tenant out."
                 )
         named = given if every_tenant else self.digests(given)
         keys: set[str] = set()
@@ -291,7 +293,10 @@ class PassageCache:
             CacheError: there is no disk tier.
         """
         if self.disk is None:
-            raise CacheError("This cache has no disk tier, so there is nothing to verify.")
+            raise CacheError(
+                "This cache has no disk tier, so there is nothing to verify. Give it "
+                "path= or disk=."
+            )
         self.flush()
         return self.disk.verify()
 
@@ -586,7 +591,7 @@ class Writer:
             try:
                 job()
             except Exception:  # the next ones shall be done
-                logger.exception("the passage cache could not write a window")
+                logger.exception("The passage cache could not write a window.")
             del job  # what it holds is free before others may take its room
             with self._change:
                 self._waiting_bytes -= nbytes

@@ -45,7 +45,7 @@ class Policy:
 
     def __init__(self, limit_bytes: int, cost_exponent: float = 1.0) -> None:
         if limit_bytes < 0:
-            raise InputError(f"a cache's limit is at least 0 bytes, not {limit_bytes}.")
+            raise InputError(f"A cache's limit must be at least 0 bytes, not {limit_bytes}.")
         self.limit_bytes = limit_bytes
         self._cost_exponent = cost_exponent
         self.clear()

@@ -73,8 +73,8 @@ def prometheus_text(stats: CacheStats, labels: Mapping[str, str]) -> str:
     for name in labels:
         if name == "tier" or name.startswith("__") or not (name.isidentifier() and name.isascii()):
             raise InputError(
-                f"{name!r} can't be a label's name. Use ASCII letters, digits and underscores "
-                "(and not 'tier')."
+                f"{name!r} can't be the name of a metrics label. Use ASCII letters, digits and "
+                "underscores, and not 'tier'."
             )
     samples: dict[str, list[str]] = {}
     owners: list[tuple[str, Mapping[str, str], CacheStats | TierStats]] = [("", labels, stats)]

@@ -92,10 +92,12 @@ class Example:
 
     def __post_init__(self) -> None:
         if not isinstance(self.query, str | Sequence | Conversation):
-            raise InputError("An example needs a 'query' (or 'question').")
+            raise InputError("An example must have a 'query' (or 'question').")
         for text in (self.answer, self.kind):
             if text is not None and not (isinstance(text, str) and text.strip()):
-                raise InputError(f"An example's answer and kind must not be blank, nor {text!r}.")
+                raise InputError(
+                    f"An example's answer and kind must be text that is not blank, not {text!r}."
+                )
         if isinstance(self.passages, str) or not isinstance(self.passages, Sequence):
             raise InputError(f"An example's passages must be a list, not {self.passages!r}.")
         object.__setattr__(self, "passages", tuple(map(Passage.of, self.passages)))
@@ -114,7 +116,9 @@ class Example:
         try:
             return cls(**{"query": given.pop("question", None), **given})
         except TypeError as error:
-            raise InputError(f"An example has no such key: {error}") from error
+            raise InputError(
+                f"An example has an unknown key: {error}. Use query, passages, answer and kind."
+            ) from error
 
 
 def read_examples(path: str | Path) -> list[Example]:
@@ -135,9 +139,9 @@ def read_lines(path: str | Path, make: Callable[[Any], T], shape: str) -> list[T
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{path} can't be read: {error}.") from error
     except (ValueError, TypeError, InputError) as error:
-        raise InputError(f"{place} is no line such as {shape}: {error}") from error
+        raise InputError(f"{place} must be a line such as {shape}: {error}") from error
     if not made:
-        raise InputError(f"{path} holds no line such as {shape}.")
+        raise InputError(f"{path} has no lines. Write lines such as {shape}.")
     return made
 
 
@@ -161,13 +165,19 @@ def calibrate(
     coarse = list(dict.fromkeys([default, *(settings or default_grid(default))]))
     for one in coarse:
         if not isinstance(one, Method) or not one.windowed:
-            raise InputError(f"Only methods that read windows can be calibrated, not {one!r}.")
+            raise InputError(
+                f"Only methods that read windows can be calibrated, not {one!r}. Choose "
+                "one such as 'ape'."
+            )
     given = [Example.of(example) for example in examples]
     if by not in (None, "labels", "agreement"):
-        raise InputError(f"by must be 'labels', 'agreement' or None, got {by!r}.")
+        raise InputError(f"by must be 'labels', 'agreement' or None, not {by!r}.")
     labelled = by == "labels" or (by is None and all(one.answer is not None for one in given))
     if metric is not None and not labelled:
-        raise InputError("A metric compares with right answers: give every example one, or by=.")
+        raise InputError(
+            "metric= compares answers with right ones. Give every example an answer and leave "
+            "by='agreement' out, or pass by='labels' to use only examples that have one."
+        )
     if labelled:
         given = [one for one in given if one.answer is not None]
     work = _Measuring(engine, max_new_tokens, metric, keep_bytes, on_progress)
@@ -175,8 +185,8 @@ def calibrate(
     if len(ready) < FEWEST:
         raise InputError(
             f"Calibration needs at least {FEWEST} {'labelled ' if labelled else ''}examples that "
-            f"can be used, and got {len(ready)}; a few dozen make the choice trustworthy. "
-            + " ".join(left_out[:3])
+            f"can be used, but got {len(ready)}. Give more: a few dozen make the choice "
+            "trustworthy. " + " ".join(left_out[:3])
         )
     criteria: tuple[Figure, ...] = ("divergence",)
     if labelled:
@@ -380,8 +390,8 @@ def default_grid(method: Method) -> tuple[Method, ...]:
     values = GRIDS.get(method.name, found)
     if not values:
         raise InputError(
-            f"The method {method.name!r} has no numbers to choose; calibrate one that has, such as "
-            "'ape', or give settings= as a list of methods."
+            f"The method {method.name!r} has no numbers to choose. Calibrate one that has, such "
+            "as 'ape', or give settings= as a list of methods."
         )
     return tuple(_combinations(method, values))
 

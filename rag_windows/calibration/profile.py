@@ -133,9 +133,9 @@ class ModelFingerprint:
         if own.fingerprint == self.fingerprint:
             return None
         return (
-            f"The profile was made for {self.name!r} ({self.fingerprint[:12]}), and this model is "
-            f"{own.name!r} ({own.fingerprint[:12]}): other weights, or another precision. Its "
-            "numbers may not suit; calibrate again to be sure."
+            f"The profile was made for {self.name!r} ({self.fingerprint[:12]}), but this model is "
+            f"{own.name!r} ({own.fingerprint[:12]}), with other weights or another precision. The "
+            "profile's numbers may not suit it. Calibrate again to be sure."
         )
 
 
@@ -181,14 +181,16 @@ class Profile:
 
     def __post_init__(self) -> None:
         if any(set(self.criteria) - one.figures.keys() for one in self.settings):
-            raise ValueError(f"some settings lack figures of the criteria {self.criteria}")
+            raise ValueError(f"some settings have no figures for the criteria {self.criteria}")
 
     def setting(self, method: Method) -> Setting:
         """The row of one method; a `ProfileError` if it was not tried."""
         for one in self.settings:
             if one.method == method:
                 return one
-        raise ProfileError(f"The profile has no row of {label(method)}.")
+        raise ProfileError(
+            f"The profile has no setting {label(method)}. Its settings are in profile.settings."
+        )
 
     def ranked(self) -> list[Setting]:
         """Settings, the best on all examples first."""
@@ -208,8 +210,8 @@ class Profile:
             if Profile.from_json(text) == self:
                 return text
         raise ProfileError(
-            f"A profile can't hold {self.best!r}: it takes this package's methods with numbers "
-            "and text as parameters. Calibrate one of these."
+            f"A profile can't store {self.best!r}. Calibrate one of this package's methods, with "
+            "numbers and text as parameters."
         )
 
     @classmethod
@@ -220,8 +222,8 @@ class Profile:
             found = [data.get("format"), data.get("version")] if isinstance(data, dict) else data
             if found != [FORMAT, VERSION]:
                 raise ProfileError(
-                    f"it is no {FORMAT} of version {VERSION}, as this rag-windows reads; calibrate "
-                    "again, or use the rag-windows that wrote it."
+                    f"it is not a {FORMAT} of version {VERSION}, which this rag-windows reads. "
+                    "Calibrate again, or use the rag-windows that wrote it."
                 )
             return _PROFILE.validate_json(text)
         except ValidationError as error:
@@ -249,8 +251,8 @@ class Profile:
             return cls.from_json(Path(path).read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError, ProfileError) as error:
             raise ProfileError(
-                f"The profile {str(path)!r} can't be used: {str(error)[:500]} "
-                "`rag-windows calibrate --out FILE` writes one."
+                f"The profile {str(path)!r} can't be used: {str(error)[:500]} Write a new one "
+                "with `rag-windows calibrate --out FILE`."
             ) from error
 
     @classmethod
@@ -276,7 +278,10 @@ class Profile:
         values = varying(one.method for one in alike if not one.fine)
         names = sorted(values, key=lambda name: -len(values[name]))[:2]
         if not names:
-            raise ProfileError("No number of the method was varied, so there is nothing to draw.")
+            raise ProfileError(
+                "There is nothing to draw, because only one setting was tried. "
+                "Calibrate a method with numbers, such as 'ape'."
+            )
         criterion = self.criteria[0]
         unit = f"{criterion} ({'lower' if sign(criterion) < 0 else 'higher'} is better)"
         placed = [one for one in alike if set(names) <= numbers_of(one.method).keys()]

@@ -135,13 +135,13 @@ class PassageBook:
             method = codebook = Codebook(reader=method)
         if engine.numbered:
             raise InputError(
-                "The header writes a passage's number into its window, and numbers are only known "
-                "with a question. Load the model with header='title' or header='none'."
+                "A header with a passage's number can't be kept in a book, because the number is "
+                "only known with a question. Load the model with header='title' or header='none'."
             )
         if method.alignment != "left":
             raise InputError(
-                f"The method {method.name!r} places windows by the longest one of a request, so "
-                "none can be kept for others. Choose a reader such as ape, pcw or mateicl."
+                f"The method {method.name!r} can't be used for a book, because it places windows "
+                "by the longest one of a request. Choose a method such as ape, pcw or mateicl."
             )
         self.lm = lm
         self.cache = cache
@@ -255,7 +255,9 @@ class PassageBook:
     def chosen(self, model: PreTrainedModel, asked: BatchRequest) -> tuple[Engine, BatchRequest]:
         """What answers a question, and the question with the passages that this book chose."""
         if self.lm.model is not model:
-            raise InputError("This book is another model's. Ask the one that made it (book.lm).")
+            raise InputError(
+                "This book belongs to another model. Ask the model that made it (book.lm)."
+            )
         method = self.method if asked.method is None else resolve(asked.method)
         codebook = codebook_of(method) or self.codebook
         if not (
@@ -265,9 +267,9 @@ class PassageBook:
             and codebook.compares_as(self.codebook)
         ):
             raise MethodError(
-                f"{method.name} can't read this book: its windows are encoded, placed or compared "
-                f"in another way than those of {self.method!r}. Use the book's own method, or make "
-                "a book for this one."
+                f"{method.name} can't read this book, because it encodes, places or compares "
+                f"windows differently from {self.method!r}. Use the book's own method, or make "
+                f"another book for {method.name}."
             )
         found = self.search(asked.query, codebook.retrieve, prefix=asked.prefix)
         return self.lm.engine, replace(
@@ -310,12 +312,13 @@ class PassageBook:
                 same = held is not None and held.passage == record.passage
                 if held is not None and not replacing and not same:
                     raise InputError(
-                        f"The book holds another passage with the id {name!r}. Replace it with "
-                        "update(), or give this one an id of its own."
+                        f"The book already holds another passage with the id {name!r}. Replace "
+                        "that passage with update(), or give this one an id of its own."
                     )
                 if held is not None and record.pages is None:
                     raise InputError(
-                        f"The new text of passage {name!r} is blank. Use remove() to drop it."
+                        f"The new text of passage {name!r} is blank. To drop the passage, use "
+                        "remove()."
                     )
                 ids.append(None if record.pages is None else name)
                 if record.pages is not None and not same:
@@ -351,8 +354,8 @@ class PassageBook:
         size = self.codebook.size
         if size is not None and len(named) > size:
             raise InputError(
-                f"{len(named)} passages don't fit a book of size={size}. Make one with "
-                "Codebook(size=...) of more, or None."
+                f"{len(named)} passages do not fit a book of size={size}. Make a larger one with "
+                "Codebook(size=...), or with size=None."
             )
         return given
 
@@ -415,8 +418,8 @@ class PassageBook:
         model, tokenizer = self._encoder.identity()
         if model is None:
             raise CacheError(
-                "A book needs to know that its model stays the same, and forward hooks or a "
-                "patched forward make that impossible. Take them off."
+                "This model can't have a book: it has forward hooks or a patched forward, so "
+                "changes of it can't be noticed. Remove them."
             )
         return {
             "model": model.hex(),
@@ -430,8 +433,8 @@ class PassageBook:
         differs = [what for name, what in _WHAT.items() if made_for.get(name) != now[name]]
         if differs:
             raise CacheError(
-                f"This book was made with {'; and with '.join(differs)} than there is now. Open it "
-                "as it was made, or make another book, in a folder of its own."
+                f"This book was made with {'; and with '.join(differs)} than now. Open it with "
+                "the same settings, or make another book in a folder of its own."
             )
 
     def _encode(
@@ -508,9 +511,9 @@ class PassageBook:
         request = self.lm.engine.request(query, [Passage("?")], prefix=given, method=self.method)
         if request.parts.prefix_ids != self._prefix_ids:
             raise InputError(
-                "This request has another prefix (system prompt, system message or tools) than the "
-                "book's passages were encoded behind. Ask with the book's own, or make a book with "
-                "prefix= or conversation= as requests have it."
+                "This request has another prefix (system prompt, system message or tools) than "
+                "the one behind which the book's passages were encoded. Ask with the book's "
+                "prefix, or make a book with prefix= or conversation= as in your requests."
             )
         encoded = complete(self._encoder.prefill(ToEncode(self._prefix_ids, [], self.method)))
         window = encode_query(self._encoder.runner, encoded.prefix, request.parts.query_ids)
@@ -525,4 +528,6 @@ def codebook_of(method: Method) -> Codebook | None:
 def _require(records: Mapping[str, Record], ids: Iterable[str]) -> None:
     missing = [one for one in ids if one not in records]
     if missing:
-        raise InputError(f"The book holds no passage with the id {missing[0]!r}.")
+        raise InputError(
+            f"The book has no passage with the id {missing[0]!r}. The ids are in book.ids."
+        )

@@ -76,8 +76,8 @@ class Index:
                 raise CacheError(
                     f"The book in {str(self._folder)!r} is being changed by process "
                     f"{lock.read_text('ascii', 'replace') or '?'}, which has not finished within "
-                    f"{self._wait_s:g} s. If it was stopped or hangs, continue it or end it; else "
-                    "try again later, or with a larger wait_s."
+                    f"{self._wait_s} s. Try again later, or with a larger wait_s. If that process "
+                    "was stopped or hangs, continue it or end it."
                 )
         except OSError as error:
             raise CacheError(f"The book can't be changed: {error}.") from error
@@ -104,11 +104,11 @@ class Index:
             whole = json.loads(self._file.read_bytes())
             body = whole["book"]
             if whole["seal"] != _seal(body):
-                raise ValueError("its seal is wrong")
+                raise ValueError("its checksum is wrong")
             if body["format"] != FORMAT:
                 raise CacheError(
-                    f"The book in {str(self._folder)!r} has format {body['format']!r}, and this "
-                    f"version reads {FORMAT}. Make it again from its passages."
+                    f"The book in {str(self._folder)!r} has format {body['format']!r}, but this "
+                    f"version reads {FORMAT}. Make the book again from its passages."
                 )
             records = {}
             for one in body["passages"]:
@@ -122,8 +122,8 @@ class Index:
             raise CacheError(f"The book's index can't be read: {error}.") from error
         except (ValueError, KeyError, TypeError, RecursionError, InputError) as error:
             raise CacheError(
-                f"The index {str(self._file)!r} is damaged ({error}), so the passages are not "
-                "known. Bring it back from a backup, or make the book again in another folder."
+                f"The index {str(self._file)!r} is damaged ({error}), so the book's passages are "
+                "unknown. Restore it from a backup, or make the book again in another folder."
             ) from error
 
     def write(self, made_for: Mapping[str, Any], records: Iterable[Record]) -> Stamp | None:

@@ -168,12 +168,15 @@ class ChatRagTask(Task):
         seven messages, and titles in the passages' text; "plain" leaves messages as they are.
         """
         if dataset not in DATASETS:
-            raise DataError(f"{shown(dataset)} is none of ChatRAG-Bench's {', '.join(DATASETS)}.")
+            raise DataError(
+                f"{shown(dataset)} is not a dataset of ChatRAG-Bench. Choose one of "
+                f"{', '.join(DATASETS)}."
+            )
         source, examples, groups = read(path), [], dict[str, str]()
         for number, (place, row) in enumerate(source.records(_Row), start=1):
             if dataset == "convfinqa" and row.exe_answer is None:
                 raise DataError(
-                    f'{place}: "exe_answer" is missing; it must be a number or a string.'
+                    f'{place}: "exe_answer" is missing. It must be a number or a string.'
                 )
             key, refused = f"{dataset}/{number}", row.answers[0] == SORRY
             conversation = [one.model_dump() for one in row.messages]
@@ -189,7 +192,7 @@ class ChatRagTask(Task):
                 )
             )
         if not examples:
-            raise DataError(f"{path}: there is no record in it. Fetch or write it again.")
+            raise DataError(f"{path} holds no record. Download or write it again.")
         settings = {"dataset": dataset, "data": source.stamp, "style": style}
         prefix = INSTRUCTION if style == "chatrag" else None
         return cls(name=f"chatrag/{dataset}", examples=examples, settings=settings, prefix=prefix)
@@ -328,7 +331,7 @@ def read_answers(path: str | Path, count: int) -> tuple[str, ...]:
     lines = tuple(line.strip() for line in io.StringIO(read(path).text, newline=None))
     if len(lines) != count:
         raise DataError(
-            f"{path}: {len(lines)} line(s) for {count} record(s); it must hold one answer a line, "
+            f"{path} must hold one line for each of the {count} records, not {len(lines)}. Write "
             "an empty line for an empty answer."
         )
     return lines
@@ -350,6 +353,9 @@ def score_chatrag(
         try:
             keys = {there[place] for place in read(answerable).json(list[NonNegativeInt])}
         except IndexError as error:
-            raise DataError(f"{answerable}: {len(there)} questions are answerable.") from error
+            raise DataError(
+                f"{answerable} names a place beyond the {len(there)} answerable questions of the "
+                "data. Name the list that belongs to this data file."
+            ) from error
     scores = chatrag_scores(dataset, examples, answers, keys)
     return {**{one.name: one.value for one in scores}, "n": len(examples)}

@@ -100,7 +100,9 @@ def read(path: str | Path) -> Source:
             data = gzip.decompress(data)
         return Source(path, stamp, data.decode("utf-8-sig"))
     except (OSError, ValueError, EOFError, zlib.error) as error:
-        raise DataError(f"{path}: it can't be read ({_reason(error)}). Check the file.") from error
+        raise DataError(
+            f"{path} can't be read ({_reason(error)}). Check the path and its permissions."
+        ) from error
 
 
 def write_whole(path: str | Path, text: str) -> None:
@@ -117,7 +119,8 @@ def write_whole(path: str | Path, text: str) -> None:
             beside.unlink(missing_ok=True)
     except OSError as error:
         raise DataError(
-            f"{path} can't be written ({_reason(error)}). Check folder, permissions and free space."
+            f"{path} can't be written ({_reason(error)}). Check the folder, its permissions and "
+            "the free space."
         ) from error
 
 

@@ -60,7 +60,7 @@ def from_files(
         for number, (place, line) in enumerate(source.records(Text), start=1):
             key = str(number) if line.id is None else line.id
             if key in taken:
-                raise DataError(f'{place}: the "id" {shown(key)} stands twice.')
+                raise DataError(f'{place}: the "id" {shown(key)} appears twice. Change one.')
             taken.add(key)
             if (line.split or part) == "test":
                 messages = ({"role": "user", "content": line.text},)
@@ -68,7 +68,10 @@ def from_files(
             else:
                 train.append(Demonstration(line.text, line.label))
     if not asked:
-        raise DataError(f'{test}: no line has "split": "test", so there is nothing to ask.')
+        raise DataError(
+            f'{test}: no line has "split": "test", so there is nothing to ask. Mark the '
+            "lines to ask with it."
+        )
     told, right = [one.label for one in train], [one.references[0].text for one in asked]
     known = list(labels or dict.fromkeys(told or right))
     strange = {*told, *right} - set(known)

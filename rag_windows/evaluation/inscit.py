@@ -69,7 +69,9 @@ class _Turn(BaseModel):
     @classmethod
     def _odd(cls, value: list[str]) -> list[str]:
         if len(value) % 2 == 0:
-            raise ValueError("user and agent take turns in it, and the user's question is the last")
+            raise ValueError(
+                "user and agent must take turns, and the last turn must be the user's question"
+            )
         return value
 
     def example(
@@ -124,7 +126,9 @@ class InscitTask(Task):
             for number, turn in enumerate(conversation.turns, start=1):
                 examples.append(turn.example(name, number, style, passages))
         if not examples:
-            raise DataError(f"{path}: there is no turn in it; is this INSCIT's data file?")
+            raise DataError(
+                f"{path} holds no turn. Is it INSCIT's data file (dev.json or test.json)?"
+            )
         pool, stamp = tuple(passages.values()), None
         if corpus is not None:
             found, stamp = read_corpus(corpus)
@@ -171,17 +175,17 @@ def read_corpus(path: str | Path) -> tuple[tuple[Passage, ...], dict[str, str]]:
                 continue
             if not 2 <= len(columns) <= 3:
                 raise DataError(
-                    f"{place}: a line is a JSON object, or id, text and title with tabs."
+                    f"{place} must be a JSON object, or id, text and title separated by tabs."
                 )
             title = TITLES.join(re.split(r"\s*\[SEP\]\s*", "".join(columns[2:])))
             one = _Named(id=columns[0], text=columns[1], title=title)
         passage = Passage(one.text, one.id, one.title or None)
         name = str(passage.id)
         if not name or name in found:
-            raise DataError(f"{place}: the id {shown(name)} is empty or stands twice. Change it.")
+            raise DataError(f"{place}: the id {shown(name)} is empty or appears twice. Change it.")
         found[name] = passage
     if not found:
-        raise DataError(f"{path}: there is no passage in it. Fetch or write it again.")
+        raise DataError(f"{path} holds no passage. Download or write it again.")
     return tuple(found.values()), source.stamp
 
 
@@ -336,12 +340,15 @@ def read_predictions(
         context = " ".join(message["content"] for message in example.conversation)
         if row is None or " ".join(row.context) != context:
             raise DataError(
-                f"{path}: turn {shown(example.key)} is not predicted, or with another context; the "
-                "score needs every turn of the data file."
+                f"{path}: turn {shown(example.key)} has no prediction, or one with another "
+                "context. Predict every turn of the data file."
             )
         found.append((row.output.response, tuple(one.passage_id for one in row.output.evidence)))
     if len(listed) > len(examples):
-        raise DataError(f"{path}: a turn is predicted twice, or is not in the data file.")
+        raise DataError(
+            f"{path}: a turn is predicted twice, or is not in the data file. Predict "
+            "every turn of the data file once."
+        )
     return found
 
 

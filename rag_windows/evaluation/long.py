@@ -90,7 +90,10 @@ def sample_needles(count: int, most: int, seed: int) -> tuple[list[Needle], dict
     lines = (folder / "questions.jsonl").read_text(encoding="utf-8").splitlines()
     asked = [row for row in map(json.loads, lines) if row["task"] == "single"]
     if count > len(asked):
-        raise InputError(f"The samples have {len(asked)} questions, not {count}. Ask fewer.")
+        raise InputError(
+            f"The sample corpus has {len(asked)} questions, not {count}. Ask fewer with "
+            "--questions, or give texts with --haystack."
+        )
     pool, needles = list(corpus.values()), []
     for row in random.Random(seed).sample(asked, count):
         document, title = row["document"], row["title"]
@@ -106,7 +109,7 @@ def invented_needles(
 ) -> tuple[list[Needle], dict[str, Any]]:
     """A sentence of a name and a number that the pool lacks, amid a passage of the pool."""
     if not pool:
-        raise InputError(f"{source} holds no passages to hide anything in.")
+        raise InputError(f"{source} holds no passages. Name a folder with texts.")
     rng, needles = random.Random(seed), []
     known = {word for one in pool for word in re.findall(r"\w+", one.text)}
     for number in range(1, count + 1):
@@ -116,7 +119,10 @@ def invented_needles(
             if len(drawn - known) == 3:
                 break
         else:
-            raise InputError("No name or number is left to invent. Ask fewer questions.")
+            raise InputError(
+                "There are not enough different names and numbers for so many "
+                "questions. Ask fewer with --questions."
+            )
         known |= drawn
         around, name = pool[rng.randrange(len(pool))], " ".join(names)
         ends = [match.end() for match in re.finditer(r"[.!?]\s+", around.text)]
@@ -169,8 +175,9 @@ class LongTask(Task):
         short = next((one for one in needles if len(one.haystack) < most), None)
         if short is not None:
             raise InputError(
-                f"{most + 1} passages need {most} beside the needle, and question {short.key!r} of "
-                f"{source} has {len(short.haystack)}. Ask for smaller numbers, or give more texts."
+                f"{most + 1} passages need {most} beside the needle, but question {short.key!r} "
+                f"of {source} has {len(short.haystack)}. Ask for fewer with --passages, or give "
+                "more texts."
             )
         settings = {
             "data": stamp,

@@ -77,7 +77,7 @@ def arms(methods: Sequence[tuple[str, Method]], depths: Sequence[int | None]) ->
     made = tuple(Arm(label, method, depth) for depth in depths for label, method in methods)
     names = [one.name for one in made]
     if twice := next((name for name in names if names.count(name) > 1), None):
-        raise InputError(f"{twice} stands twice among what is compared. Name it once.")
+        raise InputError(f"{twice} is named twice. Name each method once.")
     return made
 
 
@@ -166,7 +166,7 @@ def locked(folder: Path) -> Iterator[None]:
         lock = FileLock(folder / ".lock").acquire(timeout=0)
     except (OSError, Timeout) as error:
         raise InputError(
-            f"{folder} can't be made or locked ({error}). Wait for the process that writes "
+            f"{folder} can't be created or locked ({error}). Wait for the process that writes to "
             "it, or name another folder with --out."
         ) from error
     with lock:
@@ -188,13 +188,17 @@ class RunFolder:
                 continue
             if found.arm not in self.records:
                 raise DataError(
-                    f'{place}: "arm" is {shown(found.arm)}, which the manifest does not name.'
+                    f'{place}: "arm" is {shown(found.arm)}, which is not in the run\'s manifest. '
+                    "Name another folder with --out."
                 )
             self.records[found.arm][found.key] = found
         for place, one in read_lines(path / PASSAGES, dict[str, str]):
             text = one.get("passage", "")
             if one.get("text") != digest_of(text):
-                raise DataError(f"{place}: the passage was changed; begin anew in another folder.")
+                raise DataError(
+                    f"{place}: the passage was changed since the run began. Start again "
+                    "in another folder."
+                )
             self.texts[digest_of(text)] = text
 
     @classmethod
@@ -212,15 +216,18 @@ class RunFolder:
         with locked(folder):
             known = (folder / MANIFEST).is_file()
             if not known and (folder / RECORDS).exists():
-                raise InputError(f"{folder} holds {RECORDS} but no {MANIFEST}. Name another --out.")
+                raise InputError(
+                    f"{folder} holds {RECORDS} but no {MANIFEST}. Name another folder with --out."
+                )
             if known and fresh:
                 _remove_run(folder)
             elif known:
                 earlier = read(folder / MANIFEST).json(Manifest)
                 if different := differences(earlier.settings, manifest.settings):
                     raise InputError(
-                        f"{folder} holds a run of other settings: {'; '.join(different)}. Give "
-                        "--fresh to remove it and begin anew, or name another folder with --out."
+                        f"{folder} holds a run with other settings: {'; '.join(different)}. "
+                        "Remove it and start again with --fresh, or name another folder with "
+                        "--out."
                     )
                 if earlier.made_with[-1] == manifest.made_with[0]:
                     manifest = earlier
@@ -277,8 +284,8 @@ class Search:
     def __post_init__(self) -> None:
         if (self.embedder is None) == (self.kind in ("dense", "hybrid")):
             raise InputError(
-                f"--retriever {self.kind}: dense and hybrid need --embedder, the name or folder of "
-                "a sentence-transformers model; the others have none."
+                f"--retriever {self.kind} does not fit --embedder: dense and hybrid need it (the "
+                "name or folder of a sentence-transformers model), the others take none."
             )
 
     @property

@@ -111,7 +111,7 @@ class Template:
         for name in ("{text}", "{label}"):
             if name not in self.demonstration:
                 raise InputError(
-                    f"The template's demonstration {self.demonstration!r} lacks {name}. Write "
+                    f"The template's demonstration {self.demonstration!r} has no {name}. Write "
                     'something like "{text}: {label}".'
                 )
         if not self.query:
@@ -123,7 +123,9 @@ class Template:
                 'one beside the demonstration, such as ("{label}: {text}", "{text}:").'
             )
         if not self.separator:
-            raise InputError('The template\'s separator is empty; "\\n" puts one on each line.')
+            raise InputError(
+                'The template\'s separator is empty. Use "\\n" to put each demonstration on a line.'
+            )
 
     @classmethod
     def of(cls, value: Template | str | tuple[str, str] | None) -> Template:
@@ -219,7 +221,7 @@ def classify(
     if normalize not in ("sum", "mean"):
         raise InputError(f"normalize={normalize!r} must be 'sum' or 'mean'.")
     if windows is not None and window_tokens is not None:
-        raise InputError("Give either windows or window_tokens, not both.")
+        raise InputError("windows and window_tokens can't both be given. Leave one of them out.")
     for what, number in (("windows", windows), ("window_tokens", window_tokens)):
         if number is not None:
             whole_number(what, number)
@@ -276,20 +278,20 @@ def _labels(
     for label in labels:
         check_text("A label", label)
     if len(labels) < 2:
-        raise InputError(f"At least two labels are needed to choose from, not {list(labels)}.")
+        raise InputError(f"Labels to choose from must be at least two, not {list(labels)}.")
     for index, one in enumerate(demonstrations):
         if one.label not in labels:
             raise InputError(
-                f"Demonstration {index} has the label {one.label!r}, which is none of "
-                f"{list(labels)}; add it to the labels, or leave the demonstration out."
+                f"Demonstration {index} has the label {one.label!r}, which is not one of "
+                f"{list(labels)}. Add it to the labels, or leave the demonstration out."
             )
     gap = "" if prompt.is_chat else form.gap
     ids = [tuple(prompt.encode_text(gap + label, continuation=True)) for label in labels]
     for index, tokens in enumerate(ids):
         if not tokens or tokens in ids[:index]:
             raise InputError(
-                f"The label {labels[index]!r} is given twice, has the same tokens as another, or "
-                f"none: no score tells it apart among {list(labels)}. Use other words."
+                f"The label {labels[index]!r} can't be told from the others of {list(labels)}: it "
+                "is given twice, has the same tokens as another, or has none. Use other words."
             )
     return tuple(labels), ids
 
@@ -304,8 +306,8 @@ def _room(
     left = limit - max(len(before) + len(query) for before, query in cut) - answer
     if left <= 0:
         raise LimitError(
-            f"The prefix, the longest text and the longest label make {limit - left} tokens, and "
-            f"the model has {limit} positions: no demonstration would fit. Shorten the text."
+            f"The prefix, the longest text and the longest label make {limit - left} tokens, but "
+            f"the model has {limit} positions, so no demonstration would fit. Shorten the text."
         )
     if refinement is not None and refinement.positions == "continue":
         # A further pass stands behind its window.
@@ -316,8 +318,8 @@ def _room(
         return left // step * step if 0 < step <= left else left
     if asked > left:
         raise LimitError(
-            f"window_tokens={asked} is more than the {left} tokens that the prefix, the longest "
-            f"text and its label leave of the model's {limit} positions."
+            f"window_tokens={asked} is too large: the prefix, the longest text and its label "
+            f"leave {left} of the model's {limit} positions. Use at most {left}."
         )
     return asked
 
@@ -341,8 +343,8 @@ def _packed(
         if size > room:
             raise LimitError(
                 f"Demonstration {index} ({shown[index][:40]!r}...) needs a window of {size} "
-                f"tokens, and a window holds {room}. Shorten it or leave it out; a demonstration "
-                "is never cut."
+                f"tokens, but a window holds {room}. Shorten it or leave it out; demonstrations "
+                "are never cut."
             )
     packed = pack([size - around for size in sizes], room - around, windows)
     return [form.separator.join(shown[one.start : one.stop]) for one in packed]
@@ -355,7 +357,8 @@ def pack(sizes: Sequence[int], room: int, windows: int | None = None) -> list[ra
     """
     if windows is not None and windows > len(sizes):
         raise InputError(
-            f"windows={windows} must be between 1 and the number of demonstrations, {len(sizes)}."
+            f"windows must be between 1 and {len(sizes)}, the number of demonstrations, not "
+            f"{windows}."
         )
     sums = [0, *accumulate(sizes)]
     fewest = start = 0
@@ -365,8 +368,8 @@ def pack(sizes: Sequence[int], room: int, windows: int | None = None) -> list[ra
     count = windows or fewest
     if count < fewest:
         raise LimitError(
-            f"{len(sizes)} demonstrations make {sums[-1]} tokens, and a window holds {room}: "
-            f"windows={count} are too few, {fewest} would hold them."
+            f"{len(sizes)} demonstrations with {sums[-1]} tokens do not fit windows={count}, as a "
+            f"window holds {room} tokens. Use windows={fewest} or more."
         )
     # The first demonstration from which on the last windows hold all the rest.
     earliest = [len(sizes)]

@@ -135,10 +135,10 @@ def test_llama_cpp_is_timed_in_the_same_rounds(
         ("print('hello')", "not llama.cpp's llama-bench"),
         (
             f"import sys; sys.exit('first\\nno memory') if '-m' in sys.argv else 0\n{LLAMA_BENCH}",
-            "failed with 1: first | no memory",
+            "failed with exit code 1: first | no memory",
         ),
-        ("print('--n-depth')", "gave no times in JSON"),
-        ("print('--n-depth' if '-m' not in __import__('sys').argv else '[]')", "it printed '[]"),
+        ("print('--n-depth')", "did not print times in JSON"),
+        ("print('--n-depth' if '-m' not in __import__('sys').argv else '[]')", "It printed '[]"),
     ],
 )
 def test_a_program_that_is_not_llama_bench_or_fails_is_one_line(
@@ -184,13 +184,13 @@ def test_peak_memory_is_that_of_a_process_of_its_own(run: Run, tmp_path: Path) -
     ("arguments", "told"),
     [
         (("--shape", "huge"), "is not one of"),
-        (("--way", "windows"), "--way 'windows' is unknown"),
-        (("--context", "100", "--window", "33"), "take multiples"),
+        (("--way", "windows"), "--way must be one of"),
+        (("--context", "100", "--window", "33"), "Use a multiple of --window"),
         (("--method", "none"), "none"),
         (("--against", "none"), "none"),
-        (("--profile", "--questions", "2"), "leave --questions, --against and --llama-bench out"),
+        (("--profile", "--questions", "2"), "can't be combined with --questions, --against or --llama-bench"),
         (("--device", "cuda"), "no CUDA device"),
-        (("--shape", "tiny", "--window", "2", "--context", "4096"), "take another --window"),
+        (("--shape", "tiny", "--window", "2", "--context", "4096"), "Use another --window"),
     ],
 )
 def test_bad_options_are_one_line_before_any_work(

@@ -123,5 +123,5 @@ def test_no_line_of_a_variable_is_dropped(
 
 def test_a_size_is_read_in_linear_time() -> None:
     for size in (f"1{' ' * SIZE}!", f"{' ' * SIZE}!", "9" * SIZE, "1" * SIZE + "x"):
-        with quickly(), pytest.raises(RagWindowsError, match="is no size"):
+        with quickly(), pytest.raises(RagWindowsError, match="is not a size"):
             PassageCache(memory=size)

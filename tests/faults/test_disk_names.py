@@ -183,5 +183,5 @@ def test_a_path_that_is_a_file_or_open_to_others(tmp_path: Path) -> None:
         tier(tmp_path / "file")
     tier(tmp_path / "open").close()
     (tmp_path / "open" / "entries").chmod(0o777)
-    with pytest.raises(CacheError, match="other users can write"):
+    with pytest.raises(CacheError, match="Other users can write"):
         tier(tmp_path / "open")

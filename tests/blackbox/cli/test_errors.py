@@ -93,9 +93,9 @@ def test_every_error_is_one_line(run: Run, model: str, args: str, message: str) 
         (["cache", "prune", "--disk", "-1GiB"], "disk="),
         (["eval", "long", "--temperature", "0.9"], "No such option: --temperature"),
         (["classify", "x", "--demos", "none.jsonl"], "can't be read"),
-        (["classify", "x", "--demos", "empty.jsonl"], "holds no line such as"),
-        (["classify", "x", "--demos", "docs/olsen.txt"], "line 1 is no line such as"),
-        (["bench", "--shape", "tiny", "--model", "m"], "--shape and --model exclude each other"),
+        (["classify", "x", "--demos", "empty.jsonl"], "has no lines. Write lines such as"),
+        (["classify", "x", "--demos", "docs/olsen.txt"], "line 1 must be a line such as"),
+        (["bench", "--shape", "tiny", "--model", "m"], "--shape and --model can't both be given"),
     ],
 )
 def test_commands_and_arguments(run: Run, docs: Path, args: list[str], message: str) -> None:

@@ -133,13 +133,13 @@ def test_corpora_in_every_form(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("data", "told"),
     [
-        (b"id\ttext\ttitle\n", ": there is no passage in it"),
-        (b"a\tone\na\ttwo\n", ", line 2: the id 'a' is empty or stands twice"),
-        (b"only one column\n", ", line 1: a line is a JSON object, or id, text"),
+        (b"id\ttext\ttitle\n", " holds no passage"),
+        (b"a\tone\na\ttwo\n", ", line 2: the id 'a' is empty or appears twice"),
+        (b"only one column\n", ", line 1 must be a JSON object, or id, text"),
         (b'{"id": "a", "text": ["x"]}', ", line 1, text: Input should be a valid string."),
-        (b"a\tb\xff\n", ": it can't be read ('utf-8' codec can't decode byte 0xff in position 3"),
-        (gzip.compress(b"1\ttext\n" * 99, mtime=0)[:-20], ": it can't be read"),
-        (None, ": it can't be read (No such file or directory)"),
+        (b"a\tb\xff\n", " can't be read ('utf-8' codec can't decode byte 0xff in position 3"),
+        (gzip.compress(b"1\ttext\n" * 99, mtime=0)[:-20], " can't be read"),
+        (None, " can't be read (No such file or directory)"),
     ],
 )
 def test_a_corpus_that_can_not_be_used(tmp_path: Path, data: bytes | None, told: str) -> None:
@@ -176,9 +176,9 @@ def test_inscits_predictions_are_written_and_read(tmp_path: Path, talks: inscit.
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        (lambda rows: rows.pop(1), "turn 'coast_1/2' is not predicted"),
+        (lambda rows: rows.pop(1), "turn 'coast_1/2' has no prediction"),
         (lambda rows: rows.append(rows[0]), "a turn is predicted twice"),
-        (lambda rows: rows[0].update(context=["Else?"]), "or with another context"),
+        (lambda rows: rows[0].update(context=["Else?"]), "or one with another context"),
         (lambda rows: rows[0].update(turn_id=True), "record 1, turn_id: Input should be a valid"),
         (lambda rows: rows[0]["output"].pop("response"), "record 1, output, response: Field req"),
     ],
@@ -217,7 +217,9 @@ def test_one_answer_a_line(tmp_path: Path) -> None:
     # The benchmark's script reads lines so.
     with path.open(encoding="utf-8") as stream:
         assert tuple(line.strip() for line in stream.readlines()) == lines
-    with pytest.raises(DataError, match=r"ape\.txt: 4 line\(s\) for 3 record\(s\)"):
+    with pytest.raises(
+        DataError, match=r"ape\.txt must hold one line for each of the 3 records, not 4"
+    ):
         chatrag.read_answers(path, 3)
     path.write_bytes(b"\xef\xbb\xbfone\r\n\r\nthree")
     assert chatrag.read_answers(path, 3) == ("one", "", "three")
@@ -233,7 +235,10 @@ def test_the_answerable_that_count_are_listed(tmp_path: Path) -> None:
     for numbers, found in (("[0]", 0), ("[1]", 100), ("[0, 1]", 50)):
         listed.write_text(numbers)
         assert chatrag.score_chatrag(path, "quac", said, listed)["answerable_f1"] == found
-    for wrong, told in (("[2]", "2 questions are"), ("[true]", "record 1: Input should be a val")):
+    for wrong, told in (
+        ("[2]", "beyond the 2 answerable"),
+        ("[true]", "record 1: Input should be a val"),
+    ):
         listed.write_text(wrong)
         with pytest.raises(DataError, match=told):
             chatrag.score_chatrag(path, "quac", said, listed)

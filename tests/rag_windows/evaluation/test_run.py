@@ -213,7 +213,7 @@ def test_damage_is_named(filled: Path, name: str, old: str, new: str, told: str)
 def test_one_writer_at_a_time(tmp_path: Path) -> None:
     with folder_at(tmp_path):
         with (
-            pytest.raises(InputError, match="wait for the process that writes"),
+            pytest.raises(InputError, match="Wait for the process that writes"),
             folder_at(tmp_path),
         ):
             pass
@@ -241,7 +241,7 @@ def test_a_full_disk_leaves_whole_lines(filled: Path, monkeypatch: pytest.Monkey
 
 
 def test_a_folder_without_a_run(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"manifest\.json: it can't be read"):
+    with pytest.raises(DataError, match=r"manifest\.json can't be read"):
         run.RunFolder.open(tmp_path)
     (tmp_path / "records.jsonl").write_text("mine")
     with pytest.raises(InputError, match="but no manifest"), folder_at(tmp_path, fresh=True):

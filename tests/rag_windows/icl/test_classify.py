@@ -184,16 +184,16 @@ def test_control_tokens_stay_text(encoded: list[Windows]) -> None:
 @pytest.mark.parametrize(
     ("text", "shown", "options", "message"),
     [
-        ("a", [("x", "up")], {}, "At least two labels"),
+        ("a", [("x", "up")], {}, "must be at least two"),
         ("a", SHOWN, {"normalize": "max"}, "'sum' or 'mean'"),
-        ("a", SHOWN, {"windows": 9}, "between 1 and the number of demonstrations, 4"),
-        ("a", SHOWN, {"windows": 2, "window_tokens": 99}, "not both"),
+        ("a", SHOWN, {"windows": 9}, "between 1 and 4, the number of demonstrations"),
+        ("a", SHOWN, {"windows": 2, "window_tokens": 99}, "can't both be given"),
         ("a", SHOWN, {"windows": True}, "must be a whole number"),
         (["a", " "], SHOWN, {"calibrate_with": [" "]}, "Text 1 must be a string that is not blank"),
-        ("a", SHOWN, {"window_tokens": 5}, "Demonstration 0 .* is never cut"),
-        ("a", [*SHOWN, ("w " * 600, "up")], {}, "Demonstration 4 .* is never cut"),
+        ("a", SHOWN, {"window_tokens": 5}, "Demonstration 0 .* demonstrations are never cut"),
+        ("a", [*SHOWN, ("w " * 600, "up")], {}, "Demonstration 4 .* demonstrations are never cut"),
         ("w " * 600, SHOWN, {}, "no demonstration would fit"),
-        ("a", SHOWN, {"window_tokens": 1015}, "window_tokens=1015 is more than"),
+        ("a", SHOWN, {"window_tokens": 1015}, "window_tokens=1015 is too large"),
     ],
 )
 def test_what_cannot_work_is_refused_before_any_work(

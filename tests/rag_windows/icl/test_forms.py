@@ -32,18 +32,18 @@ def test_a_template_writes_both_forms(given: Any, shown: str, query: str, gap: s
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"template": "{label}"}, r"lacks \{text\}"),
+        ({"template": "{label}"}, r"has no \{text\}"),
         ({"template": ("{text}: {label}", "Which?")}, "must hold {text}"),
         ({"template": (1, "{text}")}, "parts must be strings"),
         ({"template": 5}, "must be a Template"),
         ({"demonstrations": [("a", "x"), ("b",)]}, "Demonstration 1 must be a"),
         ({"demonstrations": [{"text": "a", "tag": "x"}]}, "Demonstration 0 must be a"),
         ({"demonstrations": [("a", 1)]}, "label must be a string that is not blank, not 1"),
-        ({"labels": ["x"]}, r"At least two labels are needed to choose from, not \['x'\]"),
+        ({"labels": ["x"]}, r"must be at least two, not \['x'\]"),
         ({"demonstrations": "a: x"}, "must be a list"),
-        ({"labels": ["x", "y", "x"]}, "'x' is given twice"),
+        ({"labels": ["x", "y", "x"]}, "The label 'x' .* is given twice"),
         ({"labels": "xy"}, "must be a list of strings"),
-        ({"labels": ["x", "z"]}, "Demonstration 1 has the label 'y', which is none of"),
+        ({"labels": ["x", "z"]}, "Demonstration 1 has the label 'y', which is not one of"),
     ],
 )
 def test_forms_demonstrations_and_labels_that_can_not_work(
@@ -101,5 +101,5 @@ def test_windows_are_about_as_full() -> None:
     assert [len(window) for window in classifier.pack([1] * 10, 4)] == [3, 4, 3]
     assert [len(window) for window in classifier.pack([5] * 101, 500)] == [51, 50]
     assert {len(window) for window in classifier.pack([3] * 500, 100, 32)} == {15, 16}
-    with pytest.raises(LimitError, match="windows=2 are too few, 3 would hold them"):
+    with pytest.raises(LimitError, match=r"do not fit windows=2, .* Use windows=3 or more"):
         classifier.pack([4, 4, 4], 5, 2)
