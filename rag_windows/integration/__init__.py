@@ -222,7 +222,7 @@ def unalias(given: Mapping[str, Any], aliases: Mapping[str, str]) -> dict[str, A
     for name, value in given.items():
         ours = aliases.get(name, name)
         if ours in found:
-            told = f"{name} and {ours} are one argument; give only one of them."
+            told = f"{name} and {ours} are the same argument. Give only one of them."
             raise UnknownArgumentError(told)
         found[ours] = value
     return found
@@ -249,7 +249,7 @@ def one_way(ways: Mapping[str, list[Passage]]) -> list[Passage]:
     if len(used) > 1:
         names = " and ".join(f"{name} ({len(passages)})" for name, passages in used.items())
         raise InputError(
-            f"Documents come in several ways at once: {names}. Give all of them in one way."
+            f"Documents are given in several ways at once: {names}. Give all of them in one way."
         )
     return next(iter(used.values()), [])
 
@@ -303,7 +303,7 @@ def warn_without_windows(text: str, count: Callable[[str], int], instead: str) -
         _warned.set()
         _log.warning(
             "This prompt has %d tokens and no passages, so nothing is read in windows or cached. "
-            "If it holds retrieved documents, hand them over instead: %s",
+            "If it holds retrieved documents, pass them separately: %s",
             tokens,
             instead,
         )

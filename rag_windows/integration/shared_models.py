@@ -171,7 +171,7 @@ class ModelSource:
         if tokenizer is None and self._lm is None and self.by_name:
             tokenizer = _read(loading.load_tokenizer, *self._files())
         if tokenizer is None:
-            raise ModelLoadError("The model has no tokenizer. Give it as tokenizer=.")
+            raise ModelLoadError("The model has no tokenizer. Give one as tokenizer=.")
         return tokenizer
 
     def template_kwargs(self) -> Mapping[str, Any]:
@@ -201,7 +201,10 @@ class ModelSource:
         if self._tokenizer is None and not self._tokenizer_kwargs:
             return None
         if self._tokenizer is None and not self.by_name:
-            raise InputError("tokenizer_kwargs need tokenizer_name= beside a loaded model=.")
+            raise InputError(
+                "tokenizer_kwargs need tokenizer_name= when model= is a loaded model. "
+                "Give it, or leave tokenizer_kwargs out."
+            )
         return loading.load_tokenizer(str(self._tokenizer or self.model), **self._tokenizer_kwargs)
 
 

@@ -115,8 +115,8 @@ def load_documents(
         examples = ", ".join(f"{one.label}: {one.reason}" for one in told)
         left_out = f" ({len(skipped)} left out: {examples})" if told else ""
         raise DocumentError(
-            f"No text found in {', '.join(names) or 'nothing'}{left_out}; "
-            "name .txt, .md, .jsonl or .pdf files, or a folder of them, that hold some."
+            f"No text found in {', '.join(names) or 'nothing'}{left_out}. Name .txt, .md, .jsonl "
+            "or .pdf files that hold text, or a folder of them."
         )
     return Documents(tuple(documents), tuple(skipped))
 
@@ -133,11 +133,11 @@ def _found(name: str, root: Path, opened: set[Path]) -> Iterator[Document | Skip
             tops = sorted(Path(given.anchor).glob(str(given.relative_to(given.anchor))))
     except (OSError, ValueError) as error:
         raise DocumentError(
-            f"{_encodable(name)}: {_reason(error)}; name files, folders or quoted patterns "
-            "such as 'docs/**/*.md'."
+            f"{_encodable(name)}: {_reason(error)}. Name files, folders or quoted patterns such "
+            "as 'docs/**/*.md'."
         ) from error
     if not tops:
-        raise DocumentError(f"{given}: the pattern matches nothing; check it with ls.")
+        raise DocumentError(f"{given}: the pattern matches nothing. Check it with ls.")
     for top in tops:
         paths, errors = [], list[OSError]()
         for folder, folders, files in os.walk(top, onerror=errors.append):
@@ -153,7 +153,7 @@ def _found(name: str, root: Path, opened: set[Path]) -> Iterator[Document | Skip
 
 def _opened(path: Path, label: str, named: bool, opened: set[Path]) -> Iterator[Document | Skipped]:
     if not path.is_file():
-        yield Skipped(label, "no regular file", problem=named)
+        yield Skipped(label, "not a regular file", problem=named)
     elif path.suffix.lower() not in SUFFIXES and not named:
         yield Skipped(label, "not .txt, .md, .jsonl or .pdf")
     elif path.resolve() not in opened:
@@ -253,9 +253,11 @@ def _pdf(data: bytes) -> tuple[str, str]:
         title = reader.metadata.title if reader.metadata else None
     except (PyPdfError, DependencyError, TypeError, ValueError, *broken) as error:
         first = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise DocumentError(f"not a PDF file that pypdf reads ({first}); save it anew.") from error
+        raise DocumentError(
+            f"not a PDF file that pypdf can read ({first}); save it again as PDF"
+        ) from error
     if not text.strip():
-        raise DocumentError("its pages hold no text; scans need OCR first.")
+        raise DocumentError("its pages hold no text; scanned pages need OCR first")
     return _encodable(text), _encodable(str(title or "")).strip()
 
 
@@ -295,7 +297,9 @@ class TokenBudget:
 
     def __post_init__(self) -> None:
         if self.limit < 1:
-            raise InputError(f"A passage needs at least 1 word or token, not {self.limit}.")
+            raise InputError(
+                f"The limit of a passage must be at least 1 word or token, not {self.limit}."
+            )
 
 
 def split_documents(
@@ -374,8 +378,8 @@ def _fitting(text: str, budget: TokenBudget) -> list[tuple[int, int]]:
             stop = start + bisect_left(stops, True, key=lambda stop: not fits(start, stop))
             if stop == start:
                 raise InputError(
-                    f"A passage of {budget.limit} tokens can't hold the character {text[start]!r}, "
-                    f"which has {budget.count(text[start])}; give it more tokens."
+                    f"A passage of {budget.limit} tokens can't hold the character "
+                    f"{text[start]!r}, which has {budget.count(text[start])}. Use a larger limit."
                 )
             spans.append((start, stop))
             start = stop

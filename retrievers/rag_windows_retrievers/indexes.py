@@ -95,8 +95,8 @@ def _write(
         ]
     except (TypeError, ValueError, RecursionError) as error:
         raise InputError(
-            f"A passage's metadata can't be saved as JSON ({error}); "
-            "keep strings, numbers, lists and objects in it."
+            f"A passage's metadata can't be saved as JSON ({error}). Keep strings, numbers, lists "
+            "and objects in it."
         ) from error
     lines = "\n".join(rows).encode("ascii")
     arrays = {**arrays, "passages": np.frombuffer(lines, dtype=np.uint8)}
@@ -112,7 +112,10 @@ def _write(
                 os.fsync(stream.fileno())
             os.replace(fresh, path)
     except OSError as error:
-        raise RetrievalError(f"The index {path} can't be written: {error.strerror}.") from error
+        raise RetrievalError(
+            f"The index {path} can't be written: {error.strerror}. Check the folder, "
+            "its permissions and the free space."
+        ) from error
 
 
 def _read(path: Path) -> tuple[tuple[Passage, ...], dict[str, Any], dict[str, Any]]:
@@ -125,22 +128,24 @@ def _read(path: Path) -> tuple[tuple[Passage, ...], dict[str, Any], dict[str, An
         data = path.read_bytes()
     except OSError as error:
         raise RetrievalError(
-            f"There is no index in {path.parent} that can be read ({error.strerror}); "
-            "save one there first."
+            f"{path.parent} holds no index that can be read ({error.strerror}). Save one there "
+            "first."
         ) from error
     try:
         arrays = load(data)
         header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])["__metadata__"]
         head = json.loads(header["index"])
         if head["format"] != _FORMAT:
-            raise RetrievalError(f"The index {path} is of another version; build it anew.")
+            raise RetrievalError(
+                f"The index {path} was written by another version. Build it again."
+            )
         if header["sha256"] != _digest(header["index"], arrays):
-            raise ValueError("it is not what was written")
+            raise ValueError("its checksum is wrong")
         rows = arrays.pop("passages").tobytes().decode("ascii").splitlines()
         return tuple(Passage(**json.loads(row)) for row in rows), head["settings"], arrays
     except (ValueError, KeyError, TypeError, SafetensorError) as error:
         raise RetrievalError(
-            f"The index {path} is damaged ({error}); delete it and build it anew."
+            f"The index {path} is damaged ({error}). Delete it and build it again."
         ) from error
 
 
@@ -177,11 +182,13 @@ class BM25Retriever:
 
     def __init__(self, passages: Sequence[Passage], *, k1: float = 1.5, b: float = 0.75) -> None:
         if not k1 >= 0 or not 0 <= b <= 1:
-            raise InputError(f"BM25 needs k1 >= 0 and 0 <= b <= 1, not k1={k1}, b={b}.")
+            raise InputError(
+                f"BM25's k1 must be at least 0 and b from 0 to 1, not k1={k1} and b={b}."
+            )
         self.passages = tuple(passages)
         words = [tokenize(ranked_text(one)) for one in passages]
         if not any(words):
-            raise RetrievalError("No passage holds a word; check the documents' contents.")
+            raise RetrievalError("No passage holds a word. Check the contents of the documents.")
         import bm25s  # on first use: importing the engine needs none of it
 
         self._index = bm25s.BM25(k1=k1, b=b, method="lucene", backend="numpy")
@@ -244,7 +251,10 @@ class SentenceEncoder:
         self.dimension = int(self._model.get_embedding_dimension() or 0)
         similarity = str(self._model.similarity_fn_name or "cosine")
         if similarity not in ("cosine", "dot"):
-            raise InputError(f"{self.name} compares by {similarity}, not by cosine or dot product.")
+            raise InputError(
+                f"{self.name} compares by {similarity}. Choose an embedding model that "
+                "compares by cosine or dot product."
+            )
         self._normalize = similarity == "cosine"
 
     def count(self, text: str) -> int:
@@ -259,8 +269,9 @@ class SentenceEncoder:
         cut = 0 if query or not longest else sum(len(ids) > longest for ids in self._ids(texts))
         if cut:
             _log.warning(
-                "%d of %d texts are longer than the %d tokens that %s reads, and their ends are "
-                "not found by meaning; split them shorter, for example with a TokenBudget.",
+                "%d of %d texts are longer than the %d tokens that %s reads, so their ends can't "
+                "be found by meaning. Split them into shorter passages, for example with a "
+                "TokenBudget.",
                 *(cut, len(texts), longest, self.name),
             )
         vectors = np.empty((len(texts), self.dimension), dtype=np.float32)
@@ -324,7 +335,7 @@ class DenseRetriever:
         self.passages, self.encoder = tuple(passages), _encoder(model)
         self._searched = _with_text(passages)
         if not self._searched:
-            raise RetrievalError("There is no text to search; load some documents first.")
+            raise RetrievalError("There is no text to search. Load some documents first.")
         rows: dict[str, Vectors] = {}
         if known is not None:
             rows.update(zip(map(ranked_text, known._searched), known._vectors, strict=True))
@@ -371,15 +382,18 @@ class DenseRetriever:
         loaded.encoder, probe, loaded._vectors = encoder, arrays["probe"], arrays["vectors"]
         loaded._searched = _with_text(loaded.passages)
         if len(loaded._vectors) != len(loaded._searched):
-            raise RetrievalError(f"The index {path} is of another version; build it anew.")
+            raise RetrievalError(
+                f"The index {path} was written by another version. Build it again."
+            )
         # A name is not compared: the same model may lie in another folder now.
         if same := probe.shape[1] == encoder.dimension:
             moved = np.linalg.norm(encoder.embed(PROBE, query=False) - probe, axis=1)
             same = bool((moved <= _NEAR * np.linalg.norm(probe, axis=1)).all())
         if not same:
             raise RetrievalError(
-                f"The vectors in {path} were made by {settings['model']!r}, and {encoder.name!r} "
-                "makes others. Load that model, or delete the folder and embed the passages anew."
+                f"The vectors in {path} were made by {settings['model']!r}, not by "
+                f"{encoder.name!r}. Load that model, or delete the folder and embed the passages "
+                "again."
             )
         return loaded
 

@@ -105,8 +105,8 @@ class HybridRetriever:
         matched = 0 < len(self.retrievers) == len(self.weights)
         if not matched or not all(0 < one < math.inf for one in self.weights):
             raise InputError(
-                f"{len(self.retrievers)} retrievers can't be fused with weights {self.weights}; "
-                "name at least one retriever, and as many weights above 0."
+                f"{len(self.retrievers)} retrievers can't be fused with the weights "
+                f"{self.weights}. Give at least one retriever, and for each a weight above 0."
             )
 
     def retrieve(self, query: str, k: int = DEFAULT_K) -> list[ScoredPassage]:
@@ -142,8 +142,8 @@ def sentence_model(kind: str, model: Any, revision: str | None, device: str | No
     except (OSError, ValueError, KeyError, ImportError, RuntimeError, TypeError) as error:
         first = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise ModelLoadError(
-            f"The model {str(model)!r} can't be loaded: {first} Check the name and the network,"
-            " or give the folder of a sentence-transformers model with safetensors weights."
+            f"The model {str(model)!r} can't be loaded: {first} Check the name and the network, "
+            "or give the folder of a sentence-transformers model with safetensors weights."
         ) from error
 
 
@@ -179,7 +179,8 @@ class Reranker:
         self._lock = threading.Lock()
         if self._model.num_labels != 1:
             told = (
-                f"This cross-encoder has {self._model.num_labels} outputs; choose one for ranking."
+                f"This cross-encoder has {self._model.num_labels} outputs. Choose one for "
+                "ranking, which has a single output."
             )
             raise InputError(told)
 
@@ -236,8 +237,8 @@ class ConversationalRetriever:
         words = all(isinstance(one.get("content"), str) for one in said)
         if not words or not said or said[-1]["role"] != "user":
             raise InputError(
-                'A conversation must end with a message of the user, and each has a "role" and a '
-                '"content" of text.'
+                'A conversation must end with a user\'s message, and each message needs a "role" '
+                'and a "content" of text.'
             )
         return self._condense(said) if len(said) > 1 else said[-1]["content"]
 

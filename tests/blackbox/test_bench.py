@@ -188,7 +188,7 @@ def test_peak_memory_is_that_of_a_process_of_its_own(run: Run, tmp_path: Path) -
         (("--context", "100", "--window", "33"), "Use a multiple of --window"),
         (("--method", "none"), "none"),
         (("--against", "none"), "none"),
-        (("--profile", "--questions", "2"), "can't be combined with --questions, --against or --llama-bench"),
+        (("--profile", "--questions", "2"), "can't be combined with --questions"),
         (("--device", "cuda"), "no CUDA device"),
         (("--shape", "tiny", "--window", "2", "--context", "4096"), "Use another --window"),
     ],

@@ -25,11 +25,11 @@ TEXT = (
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        ({"temprature": 0.5}, "'temprature'; did you mean 'temperature'"),
-        ({"zzzz": 1}, "'zzzz'; leave it out"),
+        ({"temprature": 0.5}, "'temprature'. Did you mean 'temperature'"),
+        ({"zzzz": 1}, "'zzzz'. Leave it out"),
         ({"seed": 1}, "generate_kwargs={'seed': ...}"),
-        ({"generate_kwargs": {"do_smaple": True}}, "did you mean 'do_sample'"),
-        ({"max_tokens": 3, "max_new_tokens": 3}, "one argument"),
+        ({"generate_kwargs": {"do_smaple": True}}, "Did you mean 'do_sample'"),
+        ({"max_tokens": 3, "max_new_tokens": 3}, "the same argument"),
     ],
 )
 def test_the_constructor_refuses_what_it_does_not_know(
@@ -45,7 +45,7 @@ def test_max_tokens_is_max_new_tokens(small_lm: WindowedLM) -> None:
     assert model.metadata.num_output == 3
     assert model.complete("Who?").raw["usage"]["completion_tokens"] == 3
     assert model.complete("Who?", max_tokens=5).raw["usage"]["completion_tokens"] == 5
-    with pytest.raises(TypeError, match="one argument"):
+    with pytest.raises(TypeError, match="the same argument"):
         model.complete("Who?", max_tokens=5, max_new_tokens=5)
 
 

@@ -86,7 +86,7 @@ def test_a_profile_brings_the_method(kind: Kind, tmp_path: Path) -> None:
         assert lm is (again.lm if kind is RagWindowsLLM else again.windowed_lm())
     # As in from_pretrained a method beside it counts.
     assert method(**{name: path, "method": "pcw"}) == {"name": "pcw"}
-    with pytest.raises((InputError, ValueError), match="WindowedLM that you give as lm="):
+    with pytest.raises((InputError, ValueError), match="no effect with lm="):
         ask(kind, {name: profile})
     if kind is RagWindowsLLM:
         made = RagWindowsLLM.from_dict(json.loads(json.dumps(model.to_dict())))

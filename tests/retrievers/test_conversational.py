@@ -74,7 +74,7 @@ def test_a_model_rewrites_the_question() -> None:
     "talk", [[], TALK[:3], [{"content": "x"}], [{"role": "user", "content": ["x"]}]]
 )
 def test_what_is_refused(talk: list[Any]) -> None:
-    with pytest.raises(InputError, match="must end with a message of the user"):
+    with pytest.raises(InputError, match="must end with a user's message"):
         query(None, talk)
     with pytest.raises(InputError, match="at least 0, not -1 and 3"):
         last_turns(-1)

@@ -110,8 +110,8 @@ def test_what_a_folder_leaves_out_is_told(here: Path) -> None:
     told = {one.label.removeprefix("docs/"): one.reason for one in loaded.skipped}
     assert told.pop("binary.txt").startswith("binary, not UTF-8 text")
     assert told == {
-        "gone.md": "no regular file",
-        "pipe.txt": "no regular file",
+        "gone.md": "not a regular file",
+        "pipe.txt": "not a regular file",
         "logo.png": "not .txt, .md, .jsonl or .pdf",
         "empty.md": "no text",
     }
@@ -147,10 +147,10 @@ def test_labels_are_relative_and_printable(here: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("nothing.txt", "nothing.txt: no such file or folder; name files"),
+        ("nothing.txt", "nothing.txt: no such file or folder. Name files"),
         ("nothing/*.txt", "matches nothing"),
         ("logo.png", "logo.png: binary, not UTF-8 text; name .txt"),
-        ("pipe", "pipe: no regular file"),
+        ("pipe", "pipe: not a regular file"),
         ("nul\x00", "null byte"),
         ("latin.txt", r"latin\.txt:2: not valid UTF-8 \(byte 7\).*iconv"),
         ("empty", r"No text found in empty \(2 left out: empty/a.txt"),

@@ -103,7 +103,7 @@ def test_bad_arguments_are_refused() -> None:
     with pytest.raises(InputError, match="at least one retriever"):
         HybridRetriever([])
     for weights in ([1.0], [1.0, math.nan]):
-        with pytest.raises(InputError, match="as many weights above 0"):
+        with pytest.raises(InputError, match="for each a weight above 0"):
             HybridRetriever([Fixed("a"), Fixed("b")], weights=weights)
 
 

@@ -133,11 +133,13 @@ class BaseWindowModel(ModelOptions):
     @model_validator(mode="after")
     def _check_source(self) -> Self:
         if (self.model is None) == (self.lm is None):
-            raise RequestError("Give either model= (a name or a folder) or lm= (a WindowedLM).")
+            raise RequestError(
+                "Exactly one of model= (a name or a folder) and lm= (a WindowedLM) must be given."
+            )
         if self.lm is not None and self.calibration is not None:
             raise RequestError(
-                "calibration= applies to a model that is loaded here; give it as profile= to the "
-                "WindowedLM that you give as lm=."
+                "calibration= has no effect with lm=. Give the profile as profile= to the "
+                "WindowedLM."
             )
         return self
 
@@ -179,9 +181,9 @@ class BaseWindowModel(ModelOptions):
     def __getstate__(self) -> dict[Any, Any]:
         if self.lm is not None:
             raise TypeError(
-                f"{type(self).__name__}(lm=...) can't be pickled: it holds loaded weights. Make it "
-                "with model=, a name or a folder; such a model is pickled without them and loads "
-                "or shares them where it is used."
+                f"{type(self).__name__}(lm=...) can't be pickled, because it holds loaded "
+                "weights. Make it with model= (a name or a folder), which is pickled without "
+                "weights and loads or shares them where it is used."
             )
         state = dict(super().__getstate__())
         state["__pydantic_private__"] = {**state["__pydantic_private__"], "_source": None}
@@ -289,7 +291,9 @@ class BaseWindowModel(ModelOptions):
     def _call(self, asked: Any, stop: list[str] | None, kwargs: Mapping[str, Any]) -> ModelCall:
         given = unalias(kwargs, ALIASES)
         if "model" in given:
-            raise RequestError("A call can't change the model; make another one with model=.")
+            raise RequestError(
+                "A call can't change the model. Make another chat model with model=."
+            )
         taken = ("timeout", "stream", "documents", "tools", "tool_choice", "strict")
         _, _, documents, tools, choice, strict = (given.pop(name, None) for name in taken)
         if (form := given.pop("response_format", None)) is not None:
@@ -337,8 +341,8 @@ def _answer_schema(form: Any, tools: object) -> Any:
     """What OpenAI's ``response_format``, which agents give, holds an answer to."""
     if tools:
         raise RequestError(
-            "An answer that is held to response_format can't call a tool. Leave the tools out, or "
-            "have an agent answer by a tool: create_agent(..., response_format=ToolStrategy(A))."
+            "response_format and tools can't be combined. Leave the tools out, or let an agent "
+            "answer by a tool: create_agent(..., response_format=ToolStrategy(A))."
         )
     try:
         return form["json_schema"]["schema"]

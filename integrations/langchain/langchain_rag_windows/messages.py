@@ -109,10 +109,10 @@ def unmark(text: str) -> tuple[str, list[Passage]]:
         rest = "\n\n".join(part for part in (kept[0], *words, text[at:].lstrip()) if part)
     if _BEGIN in rest or _END in rest:
         raise RequestError(
-            "A document mark in this prompt is broken: it was made in another process, its text "
-            "was cut or changed after the document prompt (a mustache template must use three "
-            "braces), or somebody tries to forge a document. Format and ask in one process, and "
-            "leave the formatted documents as they are."
+            "A document marker in this prompt is broken. It was made in another process, or its "
+            "text was cut or changed after the document prompt (a mustache template must use "
+            "three braces), or somebody tries to forge a document. Format and ask in one "
+            "process, and leave formatted documents unchanged."
         )
     return rest, passages
 
@@ -226,7 +226,7 @@ def _role(message: BaseMessage) -> str:
     role = _ROLES.get(kind.removesuffix("MessageChunk").lower())
     if role is None:
         raise RequestError(
-            f"A {message.type} message can't be read; use system, human, AI and tool messages."
+            f"A {message.type} message can't be read. Use system, human, AI and tool messages."
         )
     return role
 
@@ -254,8 +254,8 @@ def _text(message: BaseMessage, role: str, passages: list[Passage]) -> str:
 def _plain_text(block: Mapping[str, Any]) -> Passage:
     if not isinstance(block.get("text"), str):
         raise RequestError(
-            "A text-plain block must hold its text; base64, url and file_id are not fetched. Read "
-            "the file and give its text."
+            "A text-plain block must hold its text, because base64, url and file_id are not "
+            "loaded. Read the file and give its text."
         )
     context = {} if block.get("context") is None else {"context": block["context"]}
     own = {name: block.get(name) for name in ("text", "id", "title")}

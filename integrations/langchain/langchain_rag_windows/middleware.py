@@ -82,13 +82,13 @@ def last_question(messages: Sequence[AnyMessage]) -> str:
 def _with_documents(request: ModelRequest[Any]) -> ModelRequest[Any]:
     if not isinstance(request.model, ChatRagWindows):
         raise RequestError(
-            f"RagWindowsMiddleware needs ChatRagWindows: {type(request.model).__name__} would not "
-            "get the documents."
+            f"RagWindowsMiddleware needs a ChatRagWindows, because {type(request.model).__name__} "
+            "would not get the documents. Give the agent a ChatRagWindows as its model."
         )
     documents = request.state.get("retrieved_documents") or []
     if "documents" in request.model_settings:
         raise RequestError(
-            "Documents for this call are in the model's settings already; leave them, or the "
-            "middleware, out."
+            "Documents for this call are in the model's settings already. Leave them out there, "
+            "or leave the middleware out."
         )
     return request.override(model_settings={**request.model_settings, "documents": documents})

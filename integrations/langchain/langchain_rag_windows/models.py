@@ -252,8 +252,8 @@ class ChatRagWindows(BaseWindowModel, BaseChatModel):  # type: ignore[misc]  # t
         if strict and definitions and reader.grammar() is None:
             raise ToolsUnsupportedError(
                 "strict=True needs a forced call (tool_choice) whose arguments the chat template "
-                f"writes as JSON, a schema that llguidance knows, and {install('structured')}. "
-                "Leave strict out: what does not fit is reported as an error."
+                f"writes as JSON, a schema that llguidance supports, and {install('structured')}. "
+                "Leave strict out; a call that does not fit the schema is then an error."
             )
         if strict is not None:
             kwargs["strict"] = strict
@@ -294,16 +294,18 @@ class ChatRagWindows(BaseWindowModel, BaseChatModel):  # type: ignore[misc]  # t
         """
         if method not in ("function_calling", "json_schema", "json_mode"):
             raise RequestError(
-                f"Unknown method {method!r}; use 'function_calling', 'json_schema' or 'json_mode' "
+                f"Unknown method {method!r}. Use 'function_calling', 'json_schema' or 'json_mode' "
                 "(with a prompt that asks for JSON)."
             )
         if strict and method == "json_mode":
             raise ToolsUnsupportedError(
-                "method='json_mode' holds no answer to its schema, so it can't be strict; use "
-                "method='json_schema'."
+                "method='json_mode' does not hold answers to a schema, so it can't be strict. "
+                "Use method='json_schema'."
             )
         if schema is None and method != "json_mode":
-            raise RequestError(f"{method} needs a schema; without one, use method='json_mode'.")
+            raise RequestError(
+                f"method={method!r} needs a schema. Give one, or use method='json_mode'."
+            )
         kwargs["ls_structured_output_format"] = {"kwargs": {"method": method}, "schema": schema}
         asked: Runnable[LanguageModelInput, AIMessage]
         if method == "function_calling":
@@ -371,13 +373,13 @@ def _reader_of(schema: Any, *, called: bool) -> Callable[[AIMessage], Any]:
         # LangChain's parsers would close JSON that was cut, and answer None without a call.
         if not (called and message.tool_calls) and _cut(message):
             raise OutputParserException(
-                "The answer was cut at max_tokens before the data was complete; raise max_tokens.",
+                "The answer was cut at max_tokens before the data was complete. Raise max_tokens.",
                 llm_output=str(message.text),
             )
         if called and not message.tool_calls:
             errors = [str(call["error"]) for call in message.invalid_tool_calls]
             raise OutputParserException(
-                f"The model made no call that can be read. {' '.join(errors)}".strip(),
+                f"The model made no tool call that can be read. {' '.join(errors)}".strip(),
                 llm_output=str(message.text),
             )
         return parser.invoke(message)
@@ -428,17 +430,17 @@ def create_windows_chain(
     """
     if document_variable_name not in prompt.input_variables:
         raise RequestError(
-            f"The prompt must have {document_variable_name!r} among its variables; it has "
-            f"{prompt.input_variables}. Put it in, or name yours with document_variable_name."
+            f"The prompt has no variable {document_variable_name!r} (it has "
+            f"{prompt.input_variables}). Add it, or name yours with document_variable_name."
         )
     asked = _asked(llm)
     for model in asked:
         if not isinstance(model, BaseWindowModel | RunnableLambda):
             raise RequestError(
-                f"{type(model).__name__} would not get the documents, or hands no documents on to "
-                "the model in it. Give ChatRagWindows or RagWindows, also bound, configured or "
-                "with fallbacks, or what its with_structured_output returns; for other models "
-                "there is create_stuff_documents_chain."
+                f"{type(model).__name__} would not get the documents. Give ChatRagWindows or "
+                "RagWindows, also bound, configured or with fallbacks, or what its "
+                "with_structured_output returns. For other models use "
+                "create_stuff_documents_chain."
             )
     structured = any(isinstance(model, StructuredModel) for model in asked)
     own: Runnable[Any, Any] = RunnablePassthrough() if structured else StrOutputParser()

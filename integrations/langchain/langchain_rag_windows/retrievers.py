@@ -54,7 +54,7 @@ class RagWindowsRetriever(BaseRetriever):
             if chat_history:
                 if not isinstance(self.retriever, ConversationalRetriever):
                     raise InputError(
-                        "chat_history= needs a retriever that reads conversations; wrap it: "
+                        "chat_history= needs a retriever that reads conversations. Wrap yours: "
                         "RagWindowsRetriever(retriever=ConversationalRetriever(retriever))."
                     )
                 asked, _ = conversation([*chat_history, HumanMessage(query)])

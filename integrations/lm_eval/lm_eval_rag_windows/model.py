@@ -118,9 +118,9 @@ class RagWindowsLM(HFLM):
     ) -> None:
         if int(os.environ.get("WORLD_SIZE", "1")) > 1:
             raise InputError(
-                "rag-windows runs in one process, and this one was started several times (by "
-                "accelerate launch or torchrun). Start it once; device_map=auto spreads a model "
-                "over several accelerators."
+                "rag-windows runs in one process, but was started several times (by accelerate "
+                "launch or torchrun). Start it once; device_map=auto spreads a model over "
+                "several accelerators."
             )
         # Before gigabytes are loaded.
         self._shown = {"examples_per_window": examples_per_window, "windows": windows}
@@ -130,7 +130,7 @@ class RagWindowsLM(HFLM):
             if value is not None:
                 whole_number(name, value, 0 if name == "num_fewshot" else 1)
         if not fewshot_delimiter or not isinstance(fewshot_delimiter, str):
-            raise InputError(f"fewshot_delimiter must be a text, got {fewshot_delimiter!r}.")
+            raise InputError(f"fewshot_delimiter must be a string, not {fewshot_delimiter!r}.")
         as_hf = {name: options.pop(name) for name in AS_HF if name in options}
         chosen: Method | None = None
         if method is not None or options or link_tokens is not None:
@@ -144,7 +144,7 @@ class RagWindowsLM(HFLM):
         if isinstance(pretrained, WindowedLM):
             if tokenizer is not None or chosen is not None or profile is not None:
                 raise InputError(
-                    "A WindowedLM has its tokenizer, method and profile already; leave those out "
+                    "A WindowedLM already has its tokenizer, method and profile. Leave these out "
                     "of model_args, or give the plain model as pretrained."
                 )
             self.lm = pretrained if kept is None else pretrained.with_cache(kept)
@@ -161,7 +161,7 @@ class RagWindowsLM(HFLM):
                 trust_remote_code=trust_remote_code or None,
             ).lm()
         if self.lm.tokenizer is None:
-            raise ModelError("The harness needs a tokenizer: give tokenizer= beside pretrained=.")
+            raise ModelError("The harness needs a tokenizer. Give tokenizer= beside pretrained=.")
         super().__init__(
             self.lm.model, tokenizer=self.lm.tokenizer, revision=revision or "main", **as_hf
         )
@@ -334,7 +334,10 @@ class RagWindowsLM(HFLM):
         """
         name = f"Document {request.doc_id} of task {request.task_name}"
         if not cut.question or more < 0:
-            raise InputError(f"{name}: there is no token in the prompt, or no token to score.")
+            raise InputError(
+                f"{name} can't be scored, because the prompt or the text to score has "
+                "no token. Check the task's doc_to_text and doc_to_target."
+            )
         method, windows = self.lm.method, cut.windows
         in_order = not method.windowed or method.alignment == "in order"
         if not in_order:
@@ -350,10 +353,10 @@ class RagWindowsLM(HFLM):
         ids = cut.ids if whole else cut.question
         if over >= len(ids):
             raise LimitError(
-                f"{name} does not fit the {self.max_length} positions to be used: {over} tokens "
-                f"too many, with {len(cut.question)} of the question and {more} behind it. Set "
-                "max_window_tokens lower, give fewer examples, or raise max_length if the model "
-                "can."
+                f"{name} does not fit: it has {over} tokens more than the {self.max_length} "
+                f"positions that may be used, with {len(cut.question)} of the question and {more} "
+                "behind it. Use a smaller max_window_tokens or fewer examples, or raise "
+                "max_length if the model can read more."
             )
         self._counts["prompts_truncated"] += 1
         part = "the prompt" if whole else "its question"
@@ -366,5 +369,5 @@ def _there(device: str | None) -> str | None:
     """A device, or the CPU for CUDA that is not there: the harness adds ``cuda:0`` by itself."""
     if device is None or not device.startswith("cuda") or torch.cuda.is_available():
         return device
-    _log.warning("PyTorch sees no CUDA device; %s becomes cpu.", device)
+    _log.warning("PyTorch sees no CUDA device, so %s becomes cpu.", device)
     return "cpu"

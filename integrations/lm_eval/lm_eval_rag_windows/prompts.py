@@ -103,8 +103,8 @@ def write_chat(
     """Render a conversation of examples, each ended by the assistant, and the question."""
     if not getattr(tokenizer, "chat_template", None):
         raise PromptError(
-            "This model has no chat template: leave --apply_chat_template out, or use a model that "
-            "has one."
+            "This model has no chat template. Leave --apply_chat_template out, or use a model "
+            "that has one."
         )
     conversation = Conversation.of(list(history))
     _, pieces = ChatTemplate(tokenizer, variables).cut(conversation, slot=False)

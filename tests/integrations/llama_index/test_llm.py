@@ -136,8 +136,8 @@ def test_serialization_gives_the_same_llm_again() -> None:
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        ({}, InputError, "Give one of model_name"),
-        ({"model_name": "tiny-reader", "lm": "reader"}, InputError, "Give one of model_name"),
+        ({}, InputError, "Exactly one of model_name"),
+        ({"model_name": "tiny-reader", "lm": "reader"}, InputError, "Exactly one of model_name"),
         ({"lm": "reader", "model_kwargs": {"dtype": "float32"}}, InputError, "model_kwargs"),
         ({"messages_to_prompt": lambda messages: "x"}, InputError, "chat template"),
         ({"query_wrapper_prompt": PromptTemplate("<|u|>{query_str}")}, InputError, "chat"),
@@ -197,7 +197,7 @@ def test_wrong_passages_are_refused(verb: str, way: str) -> None:
     wrong: list[tuple[dict[str, Any], str]] = [
         ({"passages": ["a"], "nodes": nodes("b")}, "in several ways at once"),
         ({"nodes": ["a text"]}, "as passages= instead"),
-        ({"passages": "a text"}, "wrap a single one in"),
+        ({"passages": "a text"}, "Wrap a single one in"),
     ]
     for options, message in wrong:
         with pytest.raises(InputError, match=message):
@@ -217,7 +217,7 @@ def test_options_of_a_call_go_before_those_of_the_llm() -> None:
     response = llm().chat(user("Who is there?"), passages=[], nodes=None)
     assert response.raw["windows"] == response.raw["citations"] == []
     assert len(response.message.blocks) == 1
-    with pytest.raises(TypeError, match=r"'temprature'; did you mean 'temperature'") as caught:
+    with pytest.raises(TypeError, match=r"'temprature'. Did you mean 'temperature'") as caught:
         llm().complete("Who?", temprature=1.0)
     assert isinstance(caught.value, RagWindowsError)
 

@@ -247,7 +247,7 @@ def test_parts_survive_copies_and_read_as_text() -> None:
         assert again.passages == parts.passages
     assert type(parts.strip()) is str
     assert len(llm().complete("Who?", passages=parts).raw["windows"]) == 2
-    with pytest.raises(InputError, match="give passages as"):
+    with pytest.raises(InputError, match="Give passages as"):
         llm().complete(parts)
 
 
@@ -429,7 +429,7 @@ def test_duplicates_leave_the_best_score_and_a_record(caplog: pytest.LogCaptureF
         [{"id": "a", "score": 0.2}],
         [{"id": "b", "score": 0.1}],
     ]
-    assert "are left out: they are as node c" in caplog.text
+    assert "were left out, because they are the same as node c" in caplog.text
     # The record is for people: no model and no embedding gets to see it.
     for mode in (MetadataMode.LLM, MetadataMode.EMBED):
         assert kept[0].node.get_content(metadata_mode=mode) == "the bridge WAS built."

@@ -90,14 +90,14 @@ def test_options_that_can_not_be_used(monkeypatch: pytest.MonkeyPatch) -> None:
     refused: list[tuple[type[Exception], str, dict[str, Any]]] = [
         (InputError, "sacle", {"method": "ape", "sacle": 0.8}),
         (InputError, "max_length must be at least 1", {"max_length": 0}),
-        (InputError, "fewshot_delimiter must be a text", {"fewshot_delimiter": ""}),
+        (InputError, "fewshot_delimiter must be a string", {"fewshot_delimiter": ""}),
     ]
     for error, match, options in refused:
         with pytest.raises(error, match=match):
             ours("llama3", **options)
     with pytest.raises(ModelLoadError, match="trust_remote_code"):
         type(ours("llama3"))("tiny-reader", trust_remote_code=True, device="cpu")
-    with pytest.raises(InputError, match="no token to score"):
+    with pytest.raises(InputError, match="text to score has no token"):
         scored(ours("llama3"), ("Who?", ""))
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(InputError, match="one process"):

@@ -185,8 +185,8 @@ class RagWindowsLLM(FunctionCallingLLM, ModelOptions):
         for name in _SHOWN_BY_TEMPLATE:
             if arguments.pop(name, None) is not None:
                 raise InputError(
-                    f"{name} can't be used: the prompt is written by the tokenizer's own chat "
-                    "template, and text can't spell its control tokens. Leave it out; put an "
+                    f"{name} can't be used, because the tokenizer's own chat template writes the "
+                    "prompt, and text can't spell its control tokens. Leave it out, and put an "
                     "instruction into system_prompt."
                 )
         fields = _named(arguments, type(self).model_fields, "RagWindowsLLM")
@@ -298,8 +298,9 @@ class RagWindowsLLM(FunctionCallingLLM, ModelOptions):
             broken = response.raw.get(BROKEN) if isinstance(response.raw, Mapping) else None
             why = "".join(f" {one['error']}" for one in broken or ())
             raise GenerationError(
-                f"The model was to call a tool and answered {response.message.content or ''!r}."
-                f"{why} Raise max_new_tokens if the call was cut off, or use tool_required=True."
+                "The model should have called a tool but answered "
+                f"{response.message.content or ''!r}.{why} Raise max_new_tokens if the call was "
+                "cut off, or use tool_required=True."
             )
         return [
             ToolSelection(
@@ -388,10 +389,10 @@ class RagWindowsLLM(FunctionCallingLLM, ModelOptions):
 
     def _prepare_prompt(self, prompt: str, options: Mapping[str, Any]) -> Callable[[], ModelCall]:
         if options.get("tools"):
-            raise InputError("A completion calls no tools; use chat, or chat_with_tools.")
+            raise InputError("A completion can't call tools. Use chat, or chat_with_tools.")
         if isinstance(prompt, Parts) or not isinstance(prompt, str):
             raise InputError(
-                f"The prompt must be a string, the question, not {type(prompt).__name__}; give "
+                f"The prompt must be a string (the question), not {type(prompt).__name__}. Give "
                 "passages as passages=."
             )
         asked = [ChatMessage(role=MessageRole.USER, content=prompt)]
@@ -501,7 +502,7 @@ class RagWindowsLLM(FunctionCallingLLM, ModelOptions):
     def __getstate__(self) -> dict[str, Any]:
         if not self._source.by_name:
             raise InputError(
-                "An LLM that was given a loaded model can't be pickled; make it by model_name=."
+                "An LLM with a loaded model can't be pickled. Make it with model_name=."
             )
         state = dict(super().__getstate__())
         # Made anew from the fields, where the pickle is read.
@@ -533,16 +534,13 @@ def _source(
 ) -> ModelSource:
     """Where the weights come from."""
     if sum(given is not None for given in (model_name, model, lm)) != 1:
-        raise InputError("Give one of model_name=, model= and lm=.")
+        raise InputError("Exactly one of model_name=, model= and lm= must be given.")
     loading = {name: fields[name] for name in _OF_LOADING if fields.get(name)}
     if loading.get("header") == "title":
         del loading["header"]
     given = sorted([*loading, *([] if tokenizer is None else ["tokenizer"])])
     if lm is not None and given:
-        raise InputError(
-            f"{given} apply to a model that is loaded here; set them on the WindowedLM that "
-            "you give as lm=."
-        )
+        raise InputError(f"{given} have no effect with lm=. Set them on the WindowedLM.")
     options = dict(loading.pop("model_kwargs", {}))
     if "torch_dtype" in options:  # its older name in transformers
         options.setdefault("dtype", options.pop("torch_dtype"))
@@ -559,10 +557,10 @@ def _named(
         if name in names:
             continue
         near = get_close_matches(name, names, n=1)
-        advice = f"did you mean {near[0]!r}?" if near else "leave it out."
+        advice = f"Did you mean {near[0]!r}?" if near else "Leave it out."
         if name in CALL_OPTIONS:
-            advice = f"give it as generate_kwargs={{{name!r}: ...}}, or in a call."
-        raise UnknownArgumentError(f"{where} takes no argument {name!r}; {advice}")
+            advice = f"Give it as generate_kwargs={{{name!r}: ...}}, or in a call."
+        raise UnknownArgumentError(f"{where} has no argument {name!r}. {advice}")
     return unalias(_set(given), {"max_tokens": "max_new_tokens"})
 
 

@@ -72,8 +72,8 @@ def read_messages(messages: Iterable[ChatMessage]) -> tuple[list[dict[str, Any]]
         role, before = _ROLES.get(message.role.value), len(passages)
         if role is None:
             raise InputError(
-                f"Message {index} has the role {message.role.value!r}, which this model does not "
-                "know; give the text as the user's message."
+                f"Message {index} has the unknown role {message.role.value!r}. Give the text as "
+                "the user's message."
             )
         content = "\n".join(_texts(message, index, passages))
         if role == "system" and len(read) == 1 and read[0]["role"] == "system":
@@ -113,7 +113,7 @@ def _text_of(block: ContentBlock, where: str) -> str:
     if isinstance(block, TextBlock):
         return block.text
     raise InputError(
-        f"{where} holds a {type(block).__name__}; this model reads text and citable blocks of "
+        f"{where} holds a {type(block).__name__}, but this model reads text and citable blocks of "
         "text only. Give its text as a TextBlock, or as a CitableBlock to read it as a passage."
     )
 

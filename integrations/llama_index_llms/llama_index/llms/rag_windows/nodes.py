@@ -40,7 +40,7 @@ def passage_of_node(node: NodeWithScore | BaseNode) -> Passage:
     """
     if not isinstance(node.node if isinstance(node, NodeWithScore) else node, BaseNode):
         raise InputError(
-            f"nodes must hold NodeWithScore or nodes, not {type(node).__name__}; give texts and "
+            f"nodes must hold NodeWithScore or nodes, not {type(node).__name__}. Give texts and "
             "mappings as passages= instead."
         )
     return passage_of(node)
@@ -144,7 +144,9 @@ def _best(group: Sequence[NodeWithScore]) -> NodeWithScore:
     dropped = [{"id": one.node_id, "score": one.score} for one in group if one is not best]
     if not dropped:
         return best
-    logger.info("Nodes %s are left out: they are as node %s.", dropped, best.node_id)
+    logger.info(
+        "Nodes %s were left out, because they are the same as node %s.", dropped, best.node_id
+    )
     return NodeWithScore(node=annotated(best.node, {DUPLICATES: dropped}), score=best.score)
 
 

@@ -64,8 +64,8 @@ class WindowPromptHelper(PromptHelper):
     def __init__(self, *args: Any, max_windows: int | None = None, **options: Any) -> None:
         if max_windows is not None and max_windows < 2:
             raise InputError(
-                f"max_windows must be at least 2, got {max_windows}: summaries of summaries would "
-                "never come to an end. Leave it out to read all texts at once."
+                f"max_windows must be at least 2, not {max_windows}, or summaries of summaries "
+                "would never end. Leave it out to read all texts at once."
             )
         super().__init__(*args, **options)
         self.max_windows = max_windows
@@ -227,10 +227,9 @@ class WindowSynthesizer(BaseSynthesizer):
             found = PydanticOutputParser(output_cls=self._output_cls).parse(text)
         except (ValidationError, ValueError, TypeError) as error:
             raise GenerationError(
-                f"The model did not answer with JSON of {self._output_cls.__name__}: "
-                f"{text[:200]!r}. "
-                "Use a model that was trained for structured answers, raise max_new_tokens if the "
-                "answer was cut off, or ask for text (without output_cls)."
+                f"The model did not answer with JSON for {self._output_cls.__name__}: "
+                f"{text[:200]!r}. Use a model that was trained for structured answers, raise "
+                "max_new_tokens if the answer was cut off, or ask for text (without output_cls)."
             ) from error
         read: BaseModel = found
         return read
@@ -239,8 +238,8 @@ class WindowSynthesizer(BaseSynthesizer):
         # Asked at every call: LlamaIndex's chat engines switch streaming on and off.
         if self._streaming and (self._output_cls or self._llm.output_parser) is not None:
             raise InputError(
-                "What output_cls or the LLM's output_parser make of a whole answer can't be "
-                "streamed; use streaming=False, or leave them out."
+                "An answer with output_cls or the LLM's output_parser can't be streamed, because "
+                "they need the whole answer. Use streaming=False, or leave them out."
             )
 
 
@@ -328,7 +327,7 @@ class WindowCondensePlusContextChatEngine(  # type: ignore[misc]  # LlamaIndex p
 def _checked(llm: LLM) -> RagWindowsLLM:
     if not isinstance(llm, RagWindowsLLM):
         raise InputError(
-            f"Windows need a RagWindowsLLM, not {type(llm).__name__}; pass it as llm=. For answers "
-            "of a pydantic class give the plain LLM and output_cls= to a WindowSynthesizer."
+            f"llm must be a RagWindowsLLM, not {type(llm).__name__}. For answers of a pydantic "
+            "class, give the plain LLM and output_cls= to a WindowSynthesizer."
         )
     return llm

@@ -84,7 +84,8 @@ class WindowTemplate(BasePromptTemplate):
             return prompt
         if len(found) > 1:
             raise InputError(
-                f"The template variables {sorted(found)} all hold passages; give them in one."
+                f"The template variables {sorted(found)} all hold passages. Give passages in one "
+                "of them."
             )
         parser = chosen.output_parser
         # It is applied to the messages with their passages, once.
@@ -169,8 +170,8 @@ def checked_template(template: BasePromptTemplate, llm: LLM) -> BasePromptTempla
     """The template itself, if nothing of it or of a request would be lost."""
     if not isinstance(template, BasePromptTemplate):
         raise InputError(
-            f"A template must be a PromptTemplate or ChatPromptTemplate, not "
-            f"{type(template).__name__}; use PromptTemplate(text)."
+            "A template must be a PromptTemplate or ChatPromptTemplate, not "
+            f"{type(template).__name__}. Use PromptTemplate(text)."
         )
     chosen = _chosen(template, llm)
     renamed = {new: old for old, new in (chosen.template_var_mappings or {}).items()}
@@ -178,13 +179,13 @@ def checked_template(template: BasePromptTemplate, llm: LLM) -> BasePromptTempla
     for name, what in ((QUERY, "question"), ("context_str", "passages")):
         if name not in names:
             raise InputError(
-                f"The template has no open place for the {what}, which would be dropped; put "
+                f"The template has no variable {{{name}}}, so the {what} would be lost. Put "
                 f"{{{name}}} where the {what} would stand in one prompt."
             )
     open_names = sorted(names - {"context_str", QUERY} - set(chosen.function_mappings or {}))
     if open_names:
         raise InputError(
-            f"The template has variables that nobody fills: {open_names}. Fill them with "
+            f"The template has variables without a value: {open_names}. Fill them with "
             "template.partial_format(...)."
         )
     return template
