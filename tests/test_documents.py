@@ -43,6 +43,7 @@ GPU = "<!-- gpu -->"
 REPLACED = {
     r"\b(sentence-transformers|BAAI|intfloat)/[\w.-]+": str(get_model_path()),
     r"\b(meta-llama|Qwen|mistralai|google|microsoft|openai|ibm-granite)/[\w.-]+": "tiny-reader",
+    r"\bnvidia/[\w.-]+": "tiny-reader",
     r"(device_map|device)=\"(auto|cuda(:\d+)?)\"": r'\1="cpu"',
     r"--device[ =](auto|cuda(:\d+)?)": "--device cpu",
 }
@@ -127,6 +128,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         lines = "".join(f"{json.dumps(record)}\n" for record in records)
         Path(f"{name}.jsonl").write_text(lines, encoding="utf-8")
     Path("dev.json").write_text(json.dumps(_conversations(passages)), encoding="utf-8")
+    Path("chatrag").mkdir()
+    Path("chatrag/dev.json").write_text(json.dumps(_with_passages(questions)), encoding="utf-8")
     return tmp_path
 
 
@@ -153,6 +156,18 @@ def _conversations(passages: Sequence[str]) -> dict[str, Any]:
             "turns": [turn("Where was Aldan Pellby born?", answer="Birholm", found=evidence[1])]
         },
     }
+
+
+def _with_passages(questions: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Questions in the form of ChatRAG-Bench's files."""
+    return [
+        {
+            "messages": [{"role": "user", "content": one["query"]}],
+            "answers": [one["answer"]],
+            "ctxs": [{"text": text} for text in one["passages"]],
+        }
+        for one in questions
+    ]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
