@@ -120,32 +120,32 @@ def commands() -> dict[str, Any]:
     return dict(named("", typer.main.get_command(app)))
 
 
-def options_of(words: str, command: Any) -> Iterator[str]:
-    """Lines of Markdown: a folded table of a command's arguments and options."""
+def described(words: str) -> Iterator[str]:
+    """Lines of Markdown: a command's heading, its help, and a folded table of its options."""
+    command = commands()[words]
     context = typer.Context(command, info_name=f"rag-windows {words}")
+    yield f"### rag-windows {words}\n"
+    yield f"{_escaped(command.help)}\n"
     yield "<details markdown><summary>Options</summary>\n"
     yield "| option | meaning |"
     yield "|---|---|"
     for parameter in command.params:
         name, meaning = parameter.get_help_record(context)
-        cells = [f"`{name}`", re.sub(r" +\[", " [", meaning).replace("<", "&lt;")]
-        yield "| " + " | ".join(cell.replace("|", r"\|") for cell in cells) + " |"
+        shown = re.sub(r"\s+", " ", _escaped(meaning))
+        yield "| `{}` | {} |".format(name.replace("|", r"\|"), shown.replace("|", r"\|"))
     yield "\n</details>"
 
 
+def _escaped(text: str) -> str:
+    return re.sub(r"([<*_\[])", r"\\\1", text)
+
+
 def on_page_markdown(markdown: str, *, page: Any, **kwargs: Any) -> str:
-    """Put a command's options in the place of ``<!-- options: ask -->``."""
-    asked: list[str] = []
-
-    def table(mark: re.Match[str]) -> str:
-        asked.append(mark[1])
-        if mark[1] not in commands():
-            log.warning("%s: there is no command %s", page.file.src_path, mark[1])
-            return ""
-        return "\n".join(options_of(mark[1], commands()[mark[1]]))
-
-    markdown = re.sub(r"^<!-- options: (.+) -->$", table, markdown, flags=re.MULTILINE)
+    """Put a command's help and options in the place of ``<!-- options: ask -->``."""
+    mark = re.compile(r"^<!-- options: (.+) -->$", flags=re.MULTILINE)
+    asked = mark.findall(markdown)
     if asked and sorted(asked) != sorted(commands()):
-        wrong = sorted({*asked} ^ {*commands()})
-        log.warning("%s: each command once; see to %s", page.file.src_path, ", ".join(wrong))
-    return markdown
+        wrong = ", ".join(sorted({*asked} ^ {*commands()})) or "one stands twice"
+        log.warning("%s: every command needs one place: %s", page.file.src_path, wrong)
+        return markdown
+    return mark.sub(lambda found: "\n".join(described(found[1])), markdown)

@@ -102,7 +102,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("RAG_WINDOWS_CACHE_DIR", str(tmp_path / "windows"))
     monkeypatch.delenv("RAG_WINDOWS_MODEL", raising=False)
-    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.setenv("COLUMNS", "80")
     shutil.copytree(ROOT / "examples" / "notes", "notes")
     passages = [
         "Vara Zelmont plays the harp. Vara Zelmont was born in Sulava.",
