@@ -30,7 +30,7 @@ FOLDER = Path(__file__).parent
 PREFIX, WINDOWS, QUERY = 3, (6, 4, 7), 5
 NAMES = ("prefix", "passage 1", "passage 2", "passage 3", "question")
 COLOURS = ("#7f7f7f", "#0072b2", "#d98f00", "#009e73", "#cc3377")
-EMPTY, INK, CARD = "#eeeeee", "#222222", "#fcfcfc"
+EMPTY, INK, CARD = "#eeeeee", "#222222", "#ffffff"
 WIDTH = 5.4
 """Inches: 518 pixels in a browser."""
 VOCABULARY = 64

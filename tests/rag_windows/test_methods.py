@@ -169,14 +169,16 @@ def test_parameters_of_a_method_and_its_readers() -> None:
 
 def test_the_page_shows_every_method_as_the_command_line_does() -> None:
     text = (ROOT / "docs" / "which_method.md").read_text(encoding="utf-8")
-    table = text.partition("<!-- methods -->\n")[2].partition("<!-- /methods -->")[0]
+    shown = text.partition("<!-- methods -->\n")[2].partition("<!-- /methods -->")[0]
     rows = registry.method_rows()
-    for row, line in zip(rows, table.splitlines()[2:], strict=True):
-        papers = re.sub(r"arXiv:([\w.]+)", r"[\1](https://arxiv.org/abs/\1)", row["paper"])
-        settings = f"`{registry.settings_of(row)}`" if row["parameters"] else "-"
-        cells = (f"`{row['name']}`", row["summary"], f"`{row['formula']}`", settings, papers)
-        # A bar inside a cell would end it, in code as well.
-        assert line == "| " + " | ".join(cell.replace("|", r"\|") for cell in cells) + " |"
+    for row, said in zip(rows, re.split(r"^- ", shown, flags=re.MULTILINE)[1:], strict=True):
+        facts = [f"**`{row['name']}`**: {row['summary']}", f"Formula: `{row['formula']}`."]
+        if row["parameters"]:
+            facts.append(f"Parameters: `{registry.settings_of(row)}`.")
+        if row["paper"] != "-":
+            paper = re.sub(r"arXiv:([\w.]+)", r"[\1](https://arxiv.org/abs/\1)", row["paper"])
+            facts.append(f"Paper: {paper}.")
+        assert [line.strip() for line in said.splitlines()][: len(facts)] == facts
 
 
 @pytest.mark.parametrize(
