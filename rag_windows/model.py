@@ -140,8 +140,8 @@ class WindowedLM:
             text_tokens: control tokens that passages may spell after all; see `Prompt`.
             max_batch_tokens: tokens in one encoding pass; None for what suits the device.
             cache: keeps encoded windows: a `PassageCache`, or True for one with good defaults.
-            profile: of a calibration, or the path of one: brings the method and the guard's
-                threshold; a warning tells if it was made for another model.
+            profile: of a calibration, or the path of one: brings the method; a warning tells if it
+                was made for another model.
             dtype: of the weights, for a model loaded here.
             device_map: where they go: "cpu", "cuda", "cuda:1"; "auto" or a mapping spreads them
                 (needs accelerate). None for the best device: CUDA where there is one.
