@@ -244,14 +244,18 @@ def _pdf(data: bytes) -> tuple[str, str]:
     """Text and title of a PDF file."""
     require("Reading PDF files", "pypdf", extra="pdf")
     from pypdf import PdfReader
-    from pypdf.errors import DependencyError, PyPdfError
+    from pypdf.errors import DependencyError, FileNotDecryptedError, PyPdfError
 
     broken = (ArithmeticError, AttributeError, LookupError, OSError, RecursionError)
     try:
         reader = PdfReader(io.BytesIO(data))
         text = "\n\n".join(page.extract_text() for page in reader.pages)
         title = reader.metadata.title if reader.metadata else None
-    except (PyPdfError, DependencyError, TypeError, ValueError, *broken) as error:
+    except FileNotDecryptedError as error:
+        raise DocumentError("it opens with a password only; save it without one") from error
+    except DependencyError as error:
+        raise DocumentError(f"{error}; install that with pip") from error
+    except (PyPdfError, TypeError, ValueError, *broken) as error:
         first = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise DocumentError(
             f"not a PDF file that pypdf can read ({first}); save it again as PDF"

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pypdf import PdfWriter
 
 from rag_windows import WindowedLM
 from rag_windows.cli.options import told_instead_of_bars
@@ -209,6 +210,10 @@ def test_the_text_of_a_pdf_is_read(
     for named in ("docs", "docs/tower.pdf"):
         found = {one["id"]: one["text"] for one in ask("--docs", named)["passages"]}
         assert found["docs/tower.pdf#1"] == "The tower of Halden has nine bells."
+    locked = PdfWriter(docs / "tower.pdf")
+    locked.encrypt("a password", algorithm="RC4-128")
+    locked.write(docs / "locked.pdf")
+    assert "- docs/locked.pdf: it opens with a password only" in ask()["notes"]
     monkeypatch.setitem(sys.modules, "pypdf", None)
     notes = ask()["notes"]
     assert "- docs/tower.pdf: Reading PDF files needs pypdf" in notes
