@@ -27,7 +27,6 @@ from packaging.requirements import Requirement
 from typer.main import get_command
 from typer.testing import CliRunner
 
-from rag_windows import METHODS
 from rag_windows.cli.commands import app
 from rag_windows.samples import samples_path
 from tests.test_repository import ROOT
@@ -424,8 +423,3 @@ def test_paths_named_in_documents_exist() -> None:
             if (ROOT / top).exists() and not (ROOT / name).exists():
                 missing.append(f"{document.name}: {name}")
     assert missing == []
-
-
-def test_the_table_of_methods_is_complete() -> None:
-    tables = "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
-    assert set(re.findall(r"^\| `([\w-]+)` \|", tables, flags=re.MULTILINE)) >= set(METHODS)
