@@ -10,19 +10,18 @@ and tells what `answer_record` does. For those who cut prompts themselves, `Chat
 `Conversation` in `Piece`s, a `Boundary` turns these into ids, and `likelihoods` scores ids behind
 what `WindowedLM.encode_ids` gave.
 
-Example:
-    ::
+A question over documents, which is answered together with those of other threads::
 
-        source, calls = ModelSource("tiny-reader", method="ape"), Calls(max_rows=32)
+    source, calls = ModelSource("tiny-reader", method="ape"), Calls(max_rows=32)
 
-        def prepared(question, documents):
-            passages = [passage_of(document) for document in documents]
-            return lambda: Call(lm=source.lm(), query=question, passages=passages)
+    def prepared(question, documents):
+        passages = [passage_of(document) for document in documents]
+        return lambda: Call(lm=source.lm(), query=question, passages=passages)
 
-        answer = calls.answer(
-            prepared("Where was Vara Zelmont born?", ["Vara Zelmont was born in Sulava."]),
-            lambda call, generation: generation.text,
-        )
+    answer = calls.answer(
+        prepared("Where was Vara Zelmont born?", ["Vara Zelmont was born in Sulava."]),
+        lambda call, generation: generation.text,
+    )
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from typing import Any
 
 import langchain_classic.chains
 import langchain_classic.chains.combine_documents
@@ -76,8 +77,9 @@ def test_arguments_that_the_page_calls_refused_are() -> None:
     }
     assert len(refused) > 2
     for name in refused:
+        given: dict[str, Any] = {name: str}
         with pytest.raises(InputError, match=name):
-            RagWindowsLLM("tiny-reader", **{name: str})
+            RagWindowsLLM("tiny-reader", **given)
 
 
 @pytest.mark.parametrize("page", ["langchain", "llama_index"])
