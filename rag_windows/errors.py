@@ -125,9 +125,8 @@ def without_stop_iteration(error: BaseException) -> BaseException:
     if not isinstance(error, StopIteration | StopAsyncIteration):
         return error
     told = GenerationError(
-        f"A function that was passed to this call raised {type(error).__name__}, which can't be "
-        "told apart from the end of an iterator; have it raise another error, or give next() a "
-        "default."
+        f"A function that was passed to this call raised {type(error).__name__}, which looks like "
+        "the end of an iterator. Let it raise another error, or give next() a default."
     )
     told.__cause__ = error
     return told

@@ -25,7 +25,7 @@ PassageLike = Passage | str | Mapping[str, Any]
 
 DEFAULT_NEW_TOKENS = 128
 
-SINGLE_PASSAGE = "passages must be a list of passages, not a single one; wrap it in []."
+SINGLE_PASSAGE = "passages must be a list of passages, not a single one. Wrap it in []."
 
 DOCUMENT_KEYS = ("document_id", "doc_id", "ref_doc_id", "source")
 """Where metadata name the document that a passage is part of."""

@@ -106,8 +106,8 @@ class Question(Future[Generation]):
         sent = "" if self.pieces is None else self.pieces.sent
         if not generation.text.startswith(sent):
             raise GenerationError(
-                "The tokenizer rewrote text that was already streamed; leave on_text out with this "
-                "tokenizer."
+                "The tokenizer changed text that was already streamed. Leave on_text out with "
+                "this tokenizer."
             )
         if rest := generation.text[len(sent) :]:
             self._on_text(rest)

@@ -108,7 +108,7 @@ class Row:
         streamer: BaseStreamer | None = None,
     ) -> None:
         if not query_ids:
-            raise InputError("The query has no tokens; ask something.")
+            raise InputError("The query has no tokens. Give at least one.")
         refuse_model_inputs(options)
         decoder.follow()
         method, windowed = context.method, isinstance(context.windows, Windows)
@@ -134,7 +134,7 @@ class Row:
         self._processors, self._criteria = made["logits_processor"], made["stopping_criteria"]
         mode = made["generation_config"].get_generation_mode()
         if mode not in (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE):
-            raise GenerationError(f"A batch can't decode by {mode.value}; ask with generate().")
+            raise GenerationError(f"A batch can't decode by {mode.value}. Ask with generate().")
         self._sampling = bool(made["generation_config"].do_sample)
         self.greedy = not self._sampling and not self._processors
         self._ends = decoder.end_tokens(arguments)

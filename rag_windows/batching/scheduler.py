@@ -178,7 +178,7 @@ class Scheduler:
     def _take(self, question: Question, *, alone: bool = False) -> None:
         """Let a question stand in line, for the batch or for being answered alone."""
         if self._closed:
-            raise GenerationError("This scheduler is closed; make a new one.")
+            raise GenerationError("This scheduler is closed. Make a new one.")
         me = threading.current_thread()
         # Asked by a callback of a question that is being answered, which may wait for it.
         inner = me is self._worker or me in self._apart

@@ -136,7 +136,7 @@ def test_the_models_own_configuration_is_checked_too(name: str, value: Any) -> N
 
 def test_bad_arguments_say_what_to_do() -> None:
     lm = small.lm()
-    with pytest.raises(InputError, match=r"wrap it in \[\]"):
+    with pytest.raises(InputError, match=r"Wrap it in \[\]"):
         lm.generate("What?", "one passage")
     with pytest.raises(InputError, match="stop string must not be empty"):
         lm.generate("What?", PASSAGES, stop=["", "a"])
