@@ -66,6 +66,11 @@ static void note_chunk(const state *at, int rows, int64_t number, const apart *o
     }
 }
 
+/* Where the keys (KEY) or values (VALUE) of a kv head begin. */
+INLINE const element *first_of(const int64_t *segment, int which, int64_t head) {
+    return (const element *)segment[which] + head * segment[which == KEY ? KEY_HEAD : VALUE_HEAD];
+}
+
 /* The chunks `begin` to `end` of some segments, counted through all of them. */
 static void read_chunks(
     state *at, int rows, const int64_t (*segments)[SEGMENT_FIELDS], int64_t head,
@@ -79,9 +84,18 @@ static void read_chunks(
         int64_t to = end - first < chunks ? end - first : chunks;
         for (int64_t c = from; c < to && before + c * CHUNK < most; c++) {
             int64_t key = c * CHUNK, keys = in[KEYS] - key < CHUNK ? in[KEYS] - key : CHUNK;
+            const element *keys_at = first_of(in, KEY, head) + key * in[KEY_TOKEN];
+            const element *values_at = first_of(in, VALUE, head) + key * in[VALUE_TOKEN];
+            const element *next_key = NULL, *next_value = NULL;
+            if (c + 1 < to) {
+                next_key = keys_at + CHUNK * in[KEY_TOKEN];
+                next_value = values_at + CHUNK * in[VALUE_TOKEN];
+            } else if (first + chunks < end) {
+                next_key = first_of(segments[1], KEY, head);
+                next_value = first_of(segments[1], VALUE, head);
+            }
             chunk of = {
-                (const element *)in[KEY] + head * in[KEY_HEAD] + key * in[KEY_TOKEN],
-                (const element *)in[VALUE] + head * in[VALUE_HEAD] + key * in[VALUE_TOKEN],
+                keys_at, values_at, next_key, next_value,
                 in[KEY_TOKEN], in[VALUE_TOKEN], keys, before + key, by,
             };
             for (int r = 0; r < rows; r++) at->rows.newest[r] = 0.0f;

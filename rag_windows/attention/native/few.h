@@ -1,25 +1,59 @@
-/* Few rows: keys are read as they stand, widened to float. Bound by memory. */
+/* Few rows: keys are read as they stand. Bound by memory. */
 
 /* 4 rows by 4 vectors of values are 16 sums, in registers. */
 #define FEW_ROWS 4
 #define FEW_VECTORS 4
 
+/* Keys by rows whose products are summed together: where sixteen vectors fit into registers and
+   `sums` is quick. */
+#ifdef __AVX512F__
+#define FEW_SUMS LANES
+#else
+#define FEW_SUMS FEW_ROWS
+#endif
+
 typedef struct {
+    element raw[TILE][DIM];
     float query[TILE][DIM];
     float scores[FEW_ROWS][CHUNK];
 } few_room;
 
-INLINE void few_products(few_room *in, int row, int rows, int64_t keys, const chunk *of) {
-    const element *key = of->key;
-    for (int64_t j = 0; j < keys; j++, key += of->key_step) {
-        floats sums[FEW_ROWS];
-        UNROLLED for (int r = 0; r < rows; r++) sums[r] = (floats){};
-        UNROLLED for (int d = 0; d < DIM; d += LANES) {
-            floats wide = widened(key + d);
-            UNROLLED for (int r = 0; r < rows; r++) sums[r] += wide * load(in->query[row + r] + d);
+/* Products of `rows` rows with `n` keys; both are constant where this is inlined. */
+INLINE void few_scores(few_room *in, int row, int rows, int64_t first, int n, const chunk *of) {
+    floats all[LANES];
+    UNROLLED for (int i = 0; i < rows * n; i++) all[i] = (floats){};
+    const element *key = of->key + first * of->key_step;
+    /* Meanwhile memory brings what is read next. */
+    if (row == 0 && of->next_key)
+        for (int k = 0; k < n; k++) fetch(of->next_key + (first + k) * of->key_step, DIM);
+    int d = 0;
+#ifdef PAIRED
+    for (; d + 2 * LANES <= DIM; d += 2 * LANES)
+        UNROLLED for (int k = 0; k < n; k++)
+            UNROLLED for (int r = 0; r < rows; r++)
+                all[r * n + k] =
+                    paired(all[r * n + k], key + k * of->key_step + d, in->raw[row + r] + d);
+#endif
+    for (; d < DIM; d += LANES)
+        UNROLLED for (int k = 0; k < n; k++) {
+            floats wide = widened(key + k * of->key_step + d);
+            UNROLLED for (int r = 0; r < rows; r++)
+                all[r * n + k] += wide * load(in->query[row + r] + d);
         }
-        UNROLLED for (int r = 0; r < rows; r++) in->scores[r][j] = sum(sums[r]);
-    }
+    if (rows * n == LANES) {
+        floats made = sums(all);
+        UNROLLED for (int r = 0; r < rows; r++)
+            memcpy(in->scores[r] + first, (const float *)&made + r * n, n * sizeof(float));
+    } else
+        UNROLLED for (int r = 0; r < rows; r++)
+            UNROLLED for (int k = 0; k < n; k++) in->scores[r][first + k] = sum(all[r * n + k]);
+}
+
+INLINE void few_products(few_room *in, int row, int rows, int64_t keys, const chunk *of) {
+    const int n = FEW_SUMS > rows ? FEW_SUMS / rows : 1;
+    int64_t j = 0;
+    for (; j + n <= keys; j += n) few_scores(in, row, rows, j, n, of);
+    for (; j < keys; j++) few_scores(in, row, rows, j, 1, of);
 }
 
 INLINE void few_mix(
@@ -30,11 +64,14 @@ INLINE void few_mix(
     UNROLLED for (int r = 0; r < rows; r++)
         UNROLLED for (int v = 0; v < vectors; v++)
             sums[r][v] = load(at->output[row + r] + d + v * LANES);
-    for (int64_t j = 0; j < keys; j++, value += of->value_step)
+    for (int64_t j = 0; j < keys; j++, value += of->value_step) {
+        if (row == 0 && d == 0 && of->next_value)
+            fetch(of->next_value + j * of->value_step, VALUE_DIM);
         UNROLLED for (int v = 0; v < vectors; v++) {
             floats wide = widened(value + v * LANES);
             UNROLLED for (int r = 0; r < rows; r++) sums[r][v] += wide * in->scores[r][j];
         }
+    }
     UNROLLED for (int r = 0; r < rows; r++)
         UNROLLED for (int v = 0; v < vectors; v++)
             store(at->output[row + r] + d + v * LANES, sums[r][v]);
@@ -53,6 +90,7 @@ INLINE void few_block(rows_state *at, few_room *in, int row, int rows, const chu
 }
 
 static void few_query(few_room *in, int row, const element *query) {
+    memcpy(in->raw[row], query, sizeof in->raw[row]);
     for (int d = 0; d < DIM; d += LANES) store(in->query[row] + d, widened(query + d));
 }
 

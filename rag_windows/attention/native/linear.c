@@ -39,8 +39,7 @@ INLINE piece taken_last(const element *from, int64_t left) {
 }
 
 INLINE floats added(floats sums, piece one, piece other) {
-    sums += one.one * other.one;
-    return sums + one.other * other.other;
+    return fused(one.other, other.other, fused(one.one, other.one, sums));
 }
 
 /* `rows` and `outs` are constant where this is inlined. */
@@ -57,10 +56,7 @@ INLINE void multiply(
         UNROLLED for (int r = 0; r < rows; r++) from[r] = taken(input + r * ins + i);
         UNROLLED for (int o = 0; o < outs; o++) {
             const element *at = weight + o * ins + i;
-            /* They may lie behind the matrix; asking for them is harmless. */
-            const uintptr_t next = (uintptr_t)at + sizeof *at * OUTS * ins;
-            UNROLLED for (int line = 0; line < PIECE * (int)sizeof *at; line += 64)
-                __builtin_prefetch((const void *)(next + line));
+            fetch(at + OUTS * ins, PIECE);
             piece with = taken(at);
             UNROLLED for (int r = 0; r < rows; r++) sums[r][o] = added(sums[r][o], from[r], with);
         }

@@ -4,8 +4,6 @@
 #if ELEMENT == 1 && defined(__AVX512BF16__)
 #define MANY 1
 
-#include <immintrin.h>
-
 /* 6 rows by 4 vectors of keys or values are 24 sums, in registers. */
 #define MANY_ROWS 6
 #define MANY_VECTORS 4
@@ -91,23 +89,47 @@ static void many_query(many_room *in, int row, const element *query) {
     memcpy(in->query[row], query, sizeof in->query[row]);
 }
 
+/* Columns of sixteen vectors become vectors. */
+INLINE void transpose(__m512i of[LANES]) {
+    __m512i t[LANES];
+    UNROLLED for (int i = 0; i < LANES; i += 2) {
+        t[i] = _mm512_unpacklo_epi32(of[i], of[i + 1]);
+        t[i + 1] = _mm512_unpackhi_epi32(of[i], of[i + 1]);
+    }
+    UNROLLED for (int i = 0; i < LANES; i += 4)
+        UNROLLED for (int c = 0; c < 2; c++) {
+            of[i + 2 * c] = _mm512_unpacklo_epi64(t[i + c], t[i + c + 2]);
+            of[i + 2 * c + 1] = _mm512_unpackhi_epi64(t[i + c], t[i + c + 2]);
+        }
+    /* Now of[4 * i + c] has, four numbers each, the columns c, c + 4, c + 8, c + 12. */
+    UNROLLED for (int c = 0; c < 4; c++) {
+        __m512i even = _mm512_shuffle_i32x4(of[c], of[c + 4], 0x88);
+        __m512i even_too = _mm512_shuffle_i32x4(of[c + 8], of[c + 12], 0x88);
+        __m512i odd = _mm512_shuffle_i32x4(of[c], of[c + 4], 0xdd);
+        __m512i odd_too = _mm512_shuffle_i32x4(of[c + 8], of[c + 12], 0xdd);
+        t[c] = _mm512_shuffle_i32x4(even, even_too, 0x88);
+        t[c + 4] = _mm512_shuffle_i32x4(odd, odd_too, 0x88);
+        t[c + 8] = _mm512_shuffle_i32x4(even, even_too, 0xdd);
+        t[c + 12] = _mm512_shuffle_i32x4(odd, odd_too, 0xdd);
+    }
+    UNROLLED for (int i = 0; i < LANES; i++) of[i] = t[i];
+}
+
 /* Keys and values of a chunk in pairs; zeros behind the last one, whose weight is 0. */
 static void many_pack(many_room *in, const chunk *of) {
-    const __m512i places = _mm512_mullo_epi32(
-        _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0),
-        _mm512_set1_epi32((int)(of->key_step * (int64_t)sizeof(element)))
-    );
-    for (int64_t j = 0; j < CHUNK && j < (of->keys + STRETCH - 1) / STRETCH * STRETCH; j += LANES) {
-        int64_t left = of->keys - j;
-        __mmask16 there = left >= LANES ? 0xffff : left > 0 ? (__mmask16)((1 << left) - 1) : 0;
-        /* No address behind the last key is made, though no lane would read it. */
-        const element *from = of->key + (there ? j : 0) * of->key_step;
-        for (int d = 0; d < DIM / 2; d++)
-            _mm512_storeu_si512(
-                in->key[d] + j,
-                _mm512_mask_i32gather_epi32(_mm512_setzero_si512(), there, places, from + 2 * d, 1)
-            );
-    }
+    for (int64_t j = 0; j < CHUNK && j < (of->keys + STRETCH - 1) / STRETCH * STRETCH; j += LANES)
+        UNROLLED for (int d = 0; d < DIM / 2; d += LANES) {
+            const int pairs = DIM / 2 - d < LANES ? DIM / 2 - d : LANES;
+            __m512i block[LANES];
+            UNROLLED for (int k = 0; k < LANES; k++)
+                block[k] = j + k < of->keys
+                    ? _mm512_maskz_loadu_epi32(
+                          (__mmask16)((1u << pairs) - 1), of->key + (j + k) * of->key_step + 2 * d
+                      )
+                    : _mm512_setzero_si512();
+            transpose(block);
+            UNROLLED for (int i = 0; i < pairs; i++) _mm512_storeu_si512(in->key[d + i] + j, block[i]);
+        }
     const __m256i nothing = _mm256_setzero_si256();
     for (int64_t j = 0; j < padded(of->keys); j += 2) {
         const element *first = of->value + j * of->value_step, *second = first + of->value_step;

@@ -16,6 +16,7 @@ typedef struct {
 
 typedef struct {
     const element *key, *value;
+    const element *next_key, *next_value; /* of the chunk that is read behind this one, or NULL */
     int64_t key_step, value_step; /* in elements */
     int64_t keys, before;         /* 1 to CHUNK keys, and the item's in front of them */
     setting by;
@@ -43,15 +44,20 @@ INLINE int64_t padded(int64_t keys) { return (keys + 2 * LANES - 1) / (2 * LANES
 INLINE void weigh(rows_state *at, int row, float *scores, int64_t of_all, const chunk *of) {
     const setting by = of->by;
     const int64_t keys = seen(at, row, of), whole = padded(of_all);
-    const float plain = by.cap == 0.0f ? by.scale * by.temperature : by.scale;
-    for (int64_t j = 0; j < keys; j += LANES) {
-        floats some = load(scores + j) * plain;
-        if (by.cap != 0.0f) some = capped(some, by.cap) * by.temperature;
-        store(scores + j, some);
+    float factor = by.scale * by.temperature;
+    if (by.cap != 0.0f || factor <= 0.0f) {
+        const float plain = by.cap == 0.0f ? factor : by.scale;
+        for (int64_t j = 0; j < keys; j += LANES) {
+            floats some = load(scores + j) * plain;
+            if (by.cap != 0.0f) some = capped(some, by.cap) * by.temperature;
+            store(scores + j, some);
+        }
+        factor = 1.0f;
     }
     for (int64_t j = keys; j < whole; j++) scores[j] = -INFINITY;
     floats peaks = (floats){} - INFINITY;
     for (int64_t j = 0; j < whole; j += LANES) peaks = larger(load(scores + j), peaks);
+    peaks *= factor;
     float most = at->most[row], total = at->total[row];
     for (int i = 0; i < LANES; i++) most = peaks[i] > most ? peaks[i] : most;
     float kept = total == 0.0f ? 0.0f : expf(at->most[row] - most);
@@ -59,7 +65,7 @@ INLINE void weigh(rows_state *at, int row, float *scores, int64_t of_all, const 
     const float peak = most == -INFINITY ? 0.0f : most;
     floats totals = {};
     for (int64_t j = 0; j < whole; j += LANES) {
-        floats some = exponential(load(scores + j) - peak);
+        floats some = exponential(load(scores + j) * factor - peak);
         store(scores + j, some);
         totals += some;
     }
