@@ -167,7 +167,7 @@ def test_a_line_that_is_wrong_is_named(
         (("icl", "--task", "q.jsonl", "--shots", "-1"), "--shots"),
         (("long", "--passages", "0"), "'0' must be a list of whole numbers from 1 on"),
         (("long", "--positions", "nan"), "'nan' must be a list of numbers from 0 to 1"),
-        (("long", "--questions", "81"), "The samples have 80 questions, not 81"),
+        (("long", "--questions", "81"), "The sample corpus has 80 questions, not 81"),
         (("long", "--haystack", "empty"), "empty"),
         (("long", "--passages", "900"), "of samples has 29"),
     ],
@@ -203,7 +203,7 @@ def test_methods_get_the_numbers_behind_their_names_or_of_a_profile(
     ]
     assert (found[3]["tokens"], found[3]["reader"]["name"]) == (8, "pcw")
     wrong = run("eval", "icl", "--task", "task.jsonl", "--profile", "p.json", "--methods", "pcw")
-    assert "--profile holds numbers of ape" in one_line(wrong.stderr)
+    assert "--profile holds numbers of the method ape" in one_line(wrong.stderr)
 
 
 def test_a_needle_stands_at_each_place_among_the_same_passages(tmp_path: Path) -> None:
