@@ -47,7 +47,8 @@ class Docstrings(griffe.Extension):
                 _unpack(one)
             if one.docstring is not None:
                 text = _NAME.sub(functools.partial(_linked, one), one.docstring.value)
-                # "::" is reStructuredText's mark of a literal block.
+                # "::" is reStructuredText's mark of a literal block, at the end of a line or alone.
+                text = re.sub(r"^ *::$", "", text, flags=re.MULTILINE)
                 one.docstring.value = re.sub(r"::$", ":", text, flags=re.MULTILINE)
 
 
@@ -142,6 +143,8 @@ def _escaped(text: str) -> str:
 
 def on_page_markdown(markdown: str, *, page: Any, **kwargs: Any) -> str:
     """Put a command's help and options in the place of ``<!-- options: ask -->``."""
+    if page.file.src_path.startswith("api/"):
+        page.meta["search"] = {"boost": 0.5}  # pages that explain come before the reference
     mark = re.compile(r"^<!-- options: (.+) -->$", flags=re.MULTILINE)
     asked = mark.findall(markdown)
     if asked and sorted(asked) != sorted(commands()):
@@ -149,3 +152,8 @@ def on_page_markdown(markdown: str, *, page: Any, **kwargs: Any) -> str:
         log.warning("%s: every command needs one place: %s", page.file.src_path, wrong)
         return markdown
     return mark.sub(lambda found: "\n".join(described(found[1])), markdown)
+
+
+def on_post_page(output: str, **kwargs: Any) -> str:
+    """Keep browsers from asking GitHub for the number of stars: nothing comes from elsewhere."""
+    return output.replace(' data-md-component="source"', "")

@@ -369,6 +369,7 @@ def public_names() -> set[str]:
     packages = (
         *("rag_windows", "rag_windows_retrievers", "langchain_rag_windows", "lm_eval_rag_windows"),
         *("llama_index.llms.rag_windows", "llama_index.retrievers.rag_windows"),
+        "rag_windows.integration",
     )
     return {
         f"{package}.{name}"

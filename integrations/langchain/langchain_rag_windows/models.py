@@ -86,7 +86,8 @@ class RagWindows(BaseWindowModel, BaseLLM):  # type: ignore[misc]  # the first a
     `WindowDocumentPrompt`. Arguments and further keywords are those of `ChatRagWindows`. What is
     known of an answer beside its text stands in ``generation_info`` of ``generate``'s result.
 
-    Example:
+    For example::
+
         llm = RagWindows(model="tiny-reader")
         llm.invoke("Where was Alra Ashden born?", documents=retriever.invoke(...))
     """
@@ -172,7 +173,8 @@ class ChatRagWindows(BaseWindowModel, BaseChatModel):  # type: ignore[misc]  # t
     are made at once, by tasks or by threads, share forward passes (``batch_rows``). Async calls
     leave the event loop free; cancelling one stops it within a token.
 
-    Example:
+    For example::
+
         llm = ChatRagWindows(model="tiny-reader")
         answer = llm.invoke("Where was Alra Ashden born?", documents=retriever.invoke(...))
         answer.content; answer.response_metadata["citations"]; answer.content_blocks
