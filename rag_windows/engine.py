@@ -498,12 +498,12 @@ class Engine:
                 return request, context, None
             if not isinstance(ordinary, Request):
                 message = (
-                    f"{found.message}; but they were read in windows, because one after the other "
-                    f"they don't fit: {ordinary}."
+                    f"Windows may answer worse here, because {found.message}. The passages were "
+                    f"read in windows all the same, as one prompt does not hold them: {ordinary}"
                 )
                 return request, context, replace(found, taken=False, message=message)
             del context  # the windows' keys make room for those of the whole prompt
-        message = f"{found.message}; so they were read one after the other."
+        message = f"The passages were read one after the other, because {found.message}."
         return ordinary, self.encode(ordinary, cancelled), replace(found, message=message)
 
     def criteria(

@@ -86,8 +86,8 @@ def few_short_passages(guard: Guard, windows: Sequence[WindowTokens]) -> Fallbac
     if passages > guard.passages or tokens > guard.tokens:
         return None
     reason = (
-        f"{passages} passages of {tokens} tokens together are at most {guard.passages} of "
-        f"{guard.tokens} tokens"
+        f"there are only {passages} passages with {tokens} tokens together (the limits are "
+        f"{guard.passages} and {guard.tokens})"
     )
     return Fallback("few short passages", float(tokens), float(guard.tokens), True, reason)
 
@@ -117,7 +117,10 @@ def multi_hop(
     spread = attention_spread((decoded.weights(0) or [])[:-2])
     if spread <= guard.spread:
         return None
-    reason = f"attention is spread over passages by {spread:.2f}, above {guard.spread:.2f}"
+    reason = (
+        f"attention is spread over several passages ({spread:.2f}, above the limit of "
+        f"{guard.spread:.2f})"
+    )
     return Fallback("multi-hop", spread, float(guard.spread), True, reason)
 
 

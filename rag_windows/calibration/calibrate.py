@@ -530,6 +530,6 @@ def verdict(best: Method, default: Method, held_out: Sequence[Comparison]) -> tu
         if one.difference.value < 0:
             break
     return False, (
-        f"No setting beats the default {label(default)} on held-out examples beyond the noise, "
-        f"so it stays: best on all examples is {label(best)}; {shown}."
+        f"No setting reliably beats the default {label(default)} on held-out examples, so the "
+        f"default stays. The best setting on all examples is {label(best)} ({shown})."
     )

@@ -191,7 +191,7 @@ def test_what_is_not_there_is_said(
         assert "answers are missing (sequential@1 1, ape@1 2)" in told.replace("&#39;", "'")
         assert "figures are of the 1 of 3 questions" in told
         assert "ape@1 has no answer to 1 question because of an error" in told
-        assert "1 answer of sequential@1 ended at the limit" in told
+        assert "The length limit cut off 1 answer of sequential@1" in told
         assert "ape@1 left out 3 passages in 1 question" in told
         assert "There are no intervals" in told
     assert "Error: Too\\x1b long." in page

@@ -78,7 +78,7 @@ def test_windows_where_one_prompt_would_not_fit() -> None:
     made = ask(ALWAYS, passages)
     assert made.fallback is not None
     assert not made.fallback.taken
-    assert "they don't fit" in made.fallback.message
+    assert "as one prompt does not hold them" in made.fallback.message
     assert "positions" in made.fallback.message
     plain = ask(None, passages)
     assert made.token_ids == plain.token_ids
