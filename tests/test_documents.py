@@ -327,6 +327,7 @@ explicit_package_bases = true
 follow_imports = "silent"
 ignore_missing_imports = true
 allow_redefinition = true
+strict_optional = false
 [[tool.mypy.overrides]]
 # Our own names are what is checked; torch alone would take a minute.
 module = ["torch.*", "transformers.*", "numpy.*", "langchain_core.*", "llama_index.core.*"]
