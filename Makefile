@@ -26,7 +26,7 @@ OFFLINE := HF_HUB_OFFLINE=1 TRANSFORMERS_OFFLINE=1 TOKENIZERS_PARALLELISM=false
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test check timing lint format docs docs-serve figures faults bench bench-report bench-cache gpu gpu-report train train-learner evaluate judge install clean
+.PHONY: help demo test check dist test-dist timing lint format docs docs-serve figures faults bench bench-report bench-cache gpu gpu-report train train-learner evaluate judge install clean
 
 help: ## show this list
 	@grep -E '^[a-z-]+:.*## ' $(firstword $(MAKEFILE_LIST)) | sed 's/:.*## /\t/' | expand -t 16
@@ -39,6 +39,17 @@ test: $(VENV)/.dev ## all tests: no network, no GPU, 5 minutes on 2 cores (ARGS=
 
 check: $(VENV)/.dev lint ## linters and the tests that matter most: for every change
 	$(OFFLINE) $(BIN)/python -m pytest --durations=0 --durations-min=5 $(QUICK) $(ARGS)
+
+dist: $(VENV)/.dev ## wheels and sdists of all five distributions into dist/, checked
+	rm -rf dist
+	for folder in . $(ADAPTERS); do \
+		$(BIN)/pyproject-build --no-isolation --outdir dist "$$folder" || exit 1; \
+	done
+	$(BIN)/twine check --strict dist/*
+	@du -b dist/*
+
+test-dist: dist ## install each wheel by itself into a fresh environment and ask: 3 minutes
+	$(OFFLINE) $(BIN)/python -m pytest -m dist -o faulthandler_timeout=900 tests/packages $(ARGS)
 
 timing: $(VENV)/.dev ## tests that compare times, for a machine that does nothing else: 1 minute
 	$(OFFLINE) $(BIN)/python -m pytest -m timing $(ARGS)

@@ -248,6 +248,13 @@ def test_every_distribution_has_the_same_licence_and_says_that_it_is_typed() -> 
             assert (top / "py.typed").exists(), top
 
 
+def test_readmes_lead_somewhere_on_the_package_index() -> None:
+    for folder in DISTRIBUTIONS:
+        text = (ROOT / folder / project(folder)["readme"]).read_text(encoding="utf-8")
+        links = re.findall(r"\]\(([^)\s]+)\)", text)
+        assert [link for link in links if not link.startswith("https://")] == [], folder
+
+
 def test_commands_name_extras_that_exist() -> None:
     paths = [*sources(*PACKAGES, "docs", "examples"), ROOT / "README.md", *ROOT.glob("docs/*.md")]
     named = re.compile(r"(?:rag-windows|\"\.)\[([a-z,-]+)\]|require\([^)]*extra=\"([a-z-]+)\"")

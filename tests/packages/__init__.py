@@ -1,0 +1,1 @@
+"""Tests of what `make dist` builds, by `make test-dist`."""
