@@ -113,7 +113,7 @@ def _try(kind: Kind) -> bool | None:
         def answer(items: list[Item], query: torch.Tensor) -> Answered:
             return call(Items(items, heads_first), query, apart=True)
 
-        right = agrees(answer, device, dtype, dim, softcap=3.0 if capped else None)
+        right = agrees(answer, device, dtype, (dim, dim), softcap=3.0 if capped else None)
     except torch.OutOfMemoryError:
         raise
     except (RuntimeError, ValueError, TypeError, AssertionError, ImportError) as error:
