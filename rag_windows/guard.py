@@ -26,18 +26,18 @@ from rag_windows.sampling import whole_number
 class Guard:
     """What makes ``fallback=`` read the passages one after the other instead of in windows.
 
-    Each signal falls back for itself; the first one that does is told in `Generation.fallback`.
+    One signal is enough; `Generation.fallback` names the first one that was found.
 
     Attributes:
-        passages, tokens: signal "few short passages": at most so many passages, of at most so many
-            tokens together, are read in the ordinary way at once, before anything is encoded. 0
-            passages switch it off.
+        passages, tokens: signal "few short passages": at most this many passages with at most this
+            many tokens together are read one after the other, before anything is encoded. 0
+            passages switch the signal off.
         spread: signal "multi-hop": the attention of the first answer tokens is spread over several
             passages by more than this, see `attention_spread`. None switches it off.
-        rows: answer tokens that are written, and thrown away, to measure attention.
+        rows: number of answer tokens that are generated, and thrown away, to measure attention.
 
     Raises:
-        InputError: a number outside its domain.
+        InputError: a number is out of range.
     """
 
     passages: int = 4

@@ -1,4 +1,4 @@
-"""The model that reads passages as windows: rag-windows' front door."""
+"""The model that reads passages in windows: where to start with rag-windows."""
 
 from __future__ import annotations
 
@@ -44,15 +44,15 @@ from rag_windows.sampling import check_counts, whole_number
 class WindowedLM:
     """A local causal LM that reads each passage in a window of its own.
 
-    Make one with `from_pretrained`. It is safe to call from many threads at once, with different
-    passages and methods; the wrapped model itself stays as it is for everybody else. Who edits it
-    (adapters, weights, modules, attributes) edits what reads the windows: the next call sees it.
+    Make one with `from_pretrained`. Many threads may call it at once, with different passages and
+    methods. The wrapped model is not changed. If you change it yourself (adapters, weights,
+    modules, attributes), the next call uses the changed model.
 
     Attributes:
-        header: of each window: its name, or the function that writes it.
+        header: the line at the start of each window: its name, or the function that writes it.
         template_kwargs: further variables of the chat template.
-        profile: of a calibration, or None.
-        engine: what it is made of, for packages that build on it; it may change at any time.
+        profile: the calibration profile, or None.
+        engine: the parts below, for packages that build on this one; it may change at any time.
     """
 
     def __init__(
@@ -130,11 +130,12 @@ class WindowedLM:
         Args:
             model: Hub name, local folder, "tiny-reader" (shipped), a GGUF file, a PEFT adapter's
                 folder or Hub name (needs the extra ``peft``), or a loaded model.
-            tokenizer: instead of the model's own, or the name or folder of one; a loaded model
-                needs one for text.
-            method: default method, by name ("ape", "pcw", "sequential") or as an object; None takes
-                the profile's, and "ape" without one.
-            max_window_tokens: a longer passage becomes several; default: half the positions.
+            tokenizer: a tokenizer, or its name or folder, to use instead of the model's own. A
+                loaded model needs one to read text.
+            method: default method, by name ("ape", "pcw", "sequential") or as an object. None takes
+                the profile's method, or "ape" without a profile.
+            max_window_tokens: a longer passage is split into several windows; by default half of
+                the model's positions.
             header: "title", "none", "number", "number+title", or a function of (passage, number).
             template_kwargs: for the chat template, such as ``{"enable_thinking": False}``.
             text_tokens: control tokens that passages may spell after all; see `Prompt`.
@@ -150,14 +151,14 @@ class WindowedLM:
                 ``BitsAndBytesConfig`` such as ``load_in_4bit`` are taken as well.
 
         Raises:
-            InputError: a device that is not there.
-            MissingExtraError: what is asked for needs a package that is not installed.
-            ModelLoadError: not found, or can't be loaded.
+            InputError: the device does not exist.
+            MissingExtraError: a package that this needs is not installed.
+            ModelLoadError: the model can't be found or loaded.
             UnsupportedModelError: its attention can't be split into windows.
             ProfileError: the profile can't be used.
         """
         if profile is not None:
-            # A profile that can't be used is told before gigabytes are loaded.
+            # A profile that can't be used is an error before gigabytes are loaded.
             profile = Profile.of(profile)
         loaded, own_tokenizer = loading.resolve(
             model, tokenizer, dtype=dtype, device_map=device_map, **model_kwargs
@@ -202,37 +203,39 @@ class WindowedLM:
     ) -> Generation:
         """Answer a question over passages.
 
-        Without passages this is the model's own ``generate``, bit for bit.
+        Without passages the answer is exactly that of the model's own ``generate``.
 
         Args:
-            query: a question, or a conversation as ``[{"role": ..., "content": ...}, ...]``, in any
-                order that the chat template takes, or a `Conversation`. Where it ends with the
-                assistant, the answer goes on with that message, and its text is what was added.
-            passages: in any order; blank and duplicate ones are left out and told in ``notes``.
-                Or a book of them, made by `codebook`, that chooses those which are read.
-            prefix: system prompt, read by every window and by the query.
-            method: instead of the default one.
+            query: a question; a conversation as ``[{"role": ..., "content": ...}, ...]``, in any
+                order that the chat template accepts; or a `Conversation`. If the last message is
+                the assistant's, the answer continues it and holds only the added text.
+            passages: in any order. Blank and duplicate passages are left out, and ``notes`` says
+                so. Or a book made by `codebook`, which chooses the passages to read.
+            prefix: system prompt, which every window and the query read.
+            method: method for this call instead of the default one.
             max_new_tokens: 128 unless given here or in a ``generation_config``.
-            stop: the text ends before any of these strings.
-            citations: whether to measure each passage's attention mass.
-            seed: for sampling, private to this call; None uses PyTorch's global generator.
-            on_encoded: called while passages are encoded, with the windows done and all of them.
-            link_tokens: tokens of each window that are encoded in sight of the others: a number
-                (int), a share of the window (float), or "all", which is sequential; see `Linked`.
-            link_choose: which ones: "first" or those of largest "deviation".
-            fallback: "sequential" or a `Guard`: where windows are likely to lose, the passages are
-                read one after the other, and ``Generation.fallback`` says why.
+            stop: strings before which the text ends.
+            citations: whether to measure each passage's share of the attention.
+            seed: seed for sampling in this call; None uses PyTorch's global generator.
+            on_encoded: called while passages are encoded, with the number of windows done and the
+                number of all windows.
+            link_tokens: tokens of each window to encode again with the other windows in view: a
+                number (int), a share of the window (float), or "all", which equals sequential
+                reading; see `Linked`.
+            link_choose: which tokens: the "first" ones, or those with the largest "deviation".
+            fallback: "sequential" or a `Guard`: where windows are likely to answer worse, the
+                passages are read one after the other, and ``Generation.fallback`` says why.
             generate_kwargs: any option of ``transformers`` generate: do_sample, temperature,
-                top_p, num_beams, logits_processor, stop_strings, ... Beside them
+                top_p, num_beams, logits_processor, stop_strings, ... There are also
                 ``json_schema`` (a mapping) or ``grammar`` (llguidance's Lark), to which the answer
                 is held token by token (needs the extra ``structured``; see docs/langchain.md),
                 and ``logprobs=True`` with ``top_logprobs`` (0 to 20) for
                 ``Generation.logprobs``.
 
         Raises:
-            InputError, PromptError, LimitError: before any work.
-            MissingExtraError: a form for the answer without the extra ``structured``.
-            GenerationError: an option that can't work with windows.
+            InputError, PromptError, LimitError: an argument can't be used; nothing was computed.
+            MissingExtraError: ``json_schema`` or ``grammar`` without the extra ``structured``.
+            GenerationError: an option can't work with windows.
         """
         asked = BatchRequest(
             query,
@@ -259,16 +262,16 @@ class WindowedLM:
         passages: Sequence[PassageLike] | PassageBook = (),
         **arguments: Any,
     ) -> Iterator[Chunk]:
-        """Like `generate`, piece by piece; the last chunk carries the whole `Generation`.
+        """Like `generate`, as a stream of chunks; the last chunk holds the whole `Generation`.
 
-        The joined chunks are exactly ``generate``'s text. Closing the iterator stops the work. With
-        beams, where no token is final before the end, one chunk comes. Arguments are checked at
-        the call, before the first chunk is asked for.
+        The chunks joined are exactly the text of ``generate``. Closing the iterator stops the
+        work. With beams there is a single chunk, because no token is final before the end.
+        Arguments are checked at the call, before the first chunk.
 
         Args:
             query: as in `generate`.
             passages: as in `generate`.
-            arguments: the others of `generate`.
+            arguments: the other arguments of `generate`.
         """
         asked = BatchRequest.of({**arguments, "query": query, "passages": passages})
         engine, request = self.engine.ask(asked)
@@ -282,60 +285,60 @@ class WindowedLM:
         max_rows: int = 32,
         max_bytes: Size | None = None,
     ) -> list[Generation]:
-        """Answer many questions together, with the answers that `generate` gives one by one.
+        """Answer many questions together; the answers are those that `generate` gives one by one.
 
-        Each forward pass gives every question its next token, so the weights are read once for all
-        of them, and windows that several questions read are encoded, held and read once (they count
-        as cached tokens then). A question that
-        ends makes room for the next. Questions whose options need a loop of their own (beams,
-        several sequences, assistants, scores or hidden states, stop_strings), ensembles, books and
-        guarded ones are answered one by one, as `generate` does it.
+        One forward pass gives every question its next token, so the weights are read once for all
+        questions. Windows that several questions read are encoded, held and read once, and count
+        as cached tokens. When a question is answered, the next one takes its place. Some questions
+        are answered one by one, as by `generate`: those with beams, several sequences, assistants,
+        scores or hidden states, or stop_strings; those with an ensemble, a book or a guard.
 
-        Greedy answers are those of `generate`, and sampled ones with a ``seed`` too, up to the
-        rounding of floating point: in bfloat16 two tokens of nearly the same logit may change
-        places. Without a seed, rows draw from PyTorch's global generator in turn.
+        Greedy answers, and sampled answers with a ``seed``, equal those of `generate` up to
+        floating-point rounding: in bfloat16 two tokens with nearly equal logits may swap. Without
+        a seed, the questions draw from PyTorch's global generator in turn.
 
         Args:
-            requests: the keyword arguments of `generate` each, as a dict or a `BatchRequest`.
-            max_rows: so many are answered at a time.
-            max_bytes: memory that those which are answered at a time may take: bytes, a text such
-                as "8GiB", or a share of what is free now, such as "50%". By default it is 75% of
-                what is free where the model is; on devices that don't tell (neither CUDA nor CPU),
-                there is no such bound. Others wait, in order. What counts is the KV cache of each,
-                as it is in the end, windows that neither the passage cache holds where they are
-                read nor another question reads, and a bound for one forward pass.
+            requests: for each question the keyword arguments of `generate`, as a dict or a
+                `BatchRequest`.
+            max_rows: number of questions that are answered at a time.
+            max_bytes: memory for the questions that are answered at a time: bytes, a text such as
+                "8GiB", or a share of what is free now, such as "50%". The others wait, in order.
+                The default is 75% of what is free on the model's device; devices other than CUDA
+                and CPU, which do not report it, have no limit. It has to hold each question's KV
+                cache at its final size, the windows that neither the passage cache nor another
+                question holds, and one forward pass.
 
         Returns:
-            One answer a request, in their order. ``raw`` holds the sequence alone.
+            One answer for each request, in their order. ``raw`` holds only the sequence.
 
         Raises:
-            InputError, PromptError, LimitError: in any of them, before any work; a question that
-                needs more memory than there is for all together is such a `LimitError`.
-            GenerationError: as in `generate`; then no answer is returned.
+            InputError, PromptError, LimitError: one of the requests can't be answered, for example
+                because it needs more memory than ``max_bytes``; nothing was computed.
+            GenerationError: as in `generate`; no answer is returned then.
         """
         whole_number("max_rows", max_rows)
         questions = [checked(self.engine, BatchRequest.of(request)) for request in requests]
         return answer_all(self.engine, questions, max_rows, max_bytes)
 
     def scheduler(self, *, max_rows: int = 32, max_bytes: Size | None = None) -> Scheduler:
-        """A new `Scheduler`, with which threads and tasks that ask at once share forward passes.
+        """A new `Scheduler`: threads and tasks that ask at the same time share forward passes.
 
         Args:
-            max_rows: so many questions are answered at a time; more wait in line.
-            max_bytes: memory that they may take, see `generate_batch`; questions that are answered
-                apart count as well.
+            max_rows: number of questions that are answered at a time; the others wait.
+            max_bytes: memory for these questions, see `generate_batch`; questions that are answered
+                one by one count as well.
         """
         return Scheduler(self.engine, max_rows=max_rows, max_bytes=max_bytes)
 
     def shared_scheduler(self, *, max_rows: int = 32, max_bytes: Size | None = None) -> Scheduler:
-        """The `scheduler` of all who call this with equal arguments, in whatever thread or task.
+        """The one `scheduler` for all calls with equal arguments, in any thread or task.
 
-        The adapters for LangChain and LlamaIndex ask it. It needs no closing.
+        The adapters for LangChain and LlamaIndex use it. It need not be closed.
 
         Args:
             max_rows: see `scheduler`.
-            max_bytes: see `scheduler`; schedulers with different arguments know nothing of each
-                other.
+            max_bytes: see `scheduler`. Schedulers with different arguments do not share memory
+                limits.
         """
         return shared_scheduler(
             self,
@@ -353,17 +356,19 @@ class WindowedLM:
         on_warmed: OnWarmed | None = None,
         ttl: float | None = None,
     ) -> Warmed:
-        """Encode passages ahead of the questions, and put them into the cache.
+        """Encode passages before the first question, and put them into the cache.
 
-        What the cache holds already is left out, so a call that was interrupted goes on where it
-        stopped. Windows fit requests of the same prefix: the same system prompt and tools.
+        Passages that the cache holds already are skipped, so a repeated call continues where an
+        interrupted one stopped. The windows fit requests with the same prefix: the same system
+        prompt and tools.
 
         Args:
-            passages: as in `generate`; an iterable is read as it goes.
-            prefix: as requests will have it.
-            conversation: where requests hold a system message or tools, one such request.
-            on_warmed: called with the passages done, and with all of them if that is known.
-            ttl: seconds for which these may be used, instead of the cache's own.
+            passages: as in `generate`; an iterable is read one passage at a time.
+            prefix: the same system prompt as in the later requests.
+            conversation: if the requests hold a system message or tools, one such request.
+            on_warmed: called with the number of passages done, and the number of all passages
+                where it is known.
+            ttl: seconds for which these windows may be used, instead of the cache's own.
 
         Raises:
             InputError: this model has no cache, or its header numbers the passages.
@@ -378,15 +383,15 @@ class WindowedLM:
 
     @stop_iteration_told
     def warm_from_retriever(self, retriever: object, **options: Any) -> Warmed:
-        """`warm` with all documents that a retriever, index or store can list.
+        """Call `warm` with all documents that a retriever, index or store can list.
 
         Args:
-            retriever: one of ours; a LangChain retriever, vector store or index of documents; a
-                LlamaIndex index, retriever or document store.
-            options: of `warm`.
+            retriever: a retriever of rag-windows; a LangChain retriever, vector store or index of
+                documents; a LlamaIndex index, retriever or document store.
+            options: the other arguments of `warm`.
 
         Raises:
-            InputError: it does not let its documents be listed; warm() takes them as a list.
+            InputError: the retriever can't list its documents; give them to `warm` as a list.
         """
         return self.warm(passages_of(retriever), **options)
 
@@ -403,14 +408,14 @@ class WindowedLM:
         """How likely the model finds each choice as the answer.
 
         Args:
-            query: as in `generate`, like those below but for the choices.
-            passages: read in windows; or a book, as in `generate`.
-            choices: answers, tokenized as text on their own behind the assistant header.
+            query: as in `generate`.
+            passages: as in `generate`; or a book.
+            choices: the answers to compare, each tokenized on its own behind the assistant header.
             prefix: system prompt.
-            method: instead of the default one.
+            method: method for this call instead of the default one.
 
         Returns:
-            One score a choice, in order; log-probabilities in nats.
+            One score for each choice, in order; log-probabilities are in nats.
         """
         return self.score_batch([query], passages, choices, prefix=prefix, method=method)[0]
 
@@ -427,11 +432,11 @@ class WindowedLM:
         """`score` for many queries about the same passages, which are encoded once.
 
         Args:
-            queries: a list of what `score` takes.
-            passages: read by all of them, as the choices and what follows.
-            choices: answers.
+            queries: a list of queries as in `score`.
+            passages: as in `score`, the same for all queries.
+            choices: as in `score`, the same for all queries.
             prefix: system prompt.
-            method: instead of the default one.
+            method: method for this call instead of the default one.
 
         Returns:
             The scores of each query, in order.
@@ -477,36 +482,36 @@ class WindowedLM:
         labels: Sequence[str] | None = None,
         **options: Unpack[ClassifyOptions],
     ) -> Classification | list[Classification]:
-        """Label texts as demonstrations show it: in-context learning with many windows.
+        """Label texts by demonstrations: in-context learning with many windows.
 
-        Demonstrations are packed into windows, whole ones only and in the order given, about as
-        many tokens in each; so their number is not bound by the model's context length. They are
+        Demonstrations are spread over windows in the order given, with about as many tokens in
+        each, and none is cut. So the model's context length does not limit their number. They are
         encoded once for all texts. A chat model gets the text as the user's message and the label
-        as its answer; a model without a chat template goes on from plain text,
+        as its answer; a model without a chat template continues plain text,
         ``demonstrations | text: label``.
 
         Args:
-            text: one, or a list of them.
-            demonstrations: (text, label) pairs, mappings with these keys, or `Demonstration`. None
-                at all is allowed: the labels are then judged by the text alone.
-            labels: to choose from, at least two; None takes those of the demonstrations.
+            text: one text, or a list of texts.
+            demonstrations: (text, label) pairs, mappings with these keys, or `Demonstration`. The
+                list may be empty: the labels are then judged by the text alone.
+            labels: at least two labels to choose from; None takes those of the demonstrations.
             template: a `Template`, the form of a demonstration ("{text}: {label}", the default), or
                 a pair of that and the text's form ("{text}:").
-            method: instead of the default one.
+            method: method for this call instead of the default one.
             prefix: system prompt.
             normalize: whether labels are compared by the "sum" of their tokens' log-probabilities,
-                the default, or by the "mean". Where one label begins another, it counts as chosen
-                only when the longer one isn't.
+                the default, or by the "mean". If one label is the beginning of another, it is
+                chosen only where the longer one is not.
             calibrate_with: content-free texts, such as "N/A", whose label probabilities divide
                 the others (https://arxiv.org/abs/2102.09690).
-            windows: how many to spread the demonstrations over; by default, as few as hold them.
-            window_tokens: or how long a window may be; by default, what the model's positions leave
-                beside the longest text, rounded down to eighths of them.
+            windows: number of windows for the demonstrations; by default as few as hold them.
+            window_tokens: instead, the largest number of tokens of a window; by default what the
+                model's positions leave beside the longest text, rounded down to eighths of them.
 
         Raises:
-            InputError: labels, demonstrations, texts or options that can't be used.
-            LimitError: a demonstration that fits no window, or with a method that reads one after
-                the other, more of them than fit.
+            InputError: labels, demonstrations, texts or options can't be used.
+            LimitError: a demonstration fits no window, or a method that reads demonstrations one
+                after the other got more than fit.
         """
         texts = [text] if isinstance(text, str) else list(text)
         found = classify(self.engine, texts, demonstrations, labels, **options)
@@ -528,33 +533,34 @@ class WindowedLM:
         keep_bytes: int = KEEP_BYTES,
         on_progress: OnProgress | None = None,
     ) -> Profile:
-        """Find the numbers of a method for this model and documents like the examples'.
+        """Choose a method's numbers for this model and for documents like the examples'.
 
-        Every setting answers every example, teacher-forced: one forward pass over the question and
-        its answer, beside windows that are encoded once. The best of a coarse grid is followed by a
-        finer round around it. The choice counts only if it beats the default on examples that
-        did not choose it.
+        Every setting is tried on every example with one forward pass over the question and its
+        answer (teacher forcing); the windows are encoded once. A second, finer round tries settings
+        around the best one of a coarse grid. The best setting replaces the default only if it
+        beats it on examples that did not choose it.
 
         Args:
-            examples: a few dozen, as `Example` or mappings with "query", "passages" and perhaps
-                "answer" and "kind". Take passages as your retriever finds them.
-            method: what is calibrated, and with its numbers the default that has to be beaten.
+            examples: a few dozen, as `Example` or mappings with "query", "passages" and, if you
+                have them, "answer" and "kind". Take passages as your retriever finds them.
+            method: the method to calibrate; with its numbers it is the default to beat.
             settings: methods to try instead of those that `default_grid` makes.
-            by: "labels" (the greedy answer equals the right one; the right answer's log-probability
-                between equals) or "agreement" (least KL divergence from the distribution of the
-                same model that reads the passages one after the other, over its own greedy
-                answer); None takes labels where every example has an answer.
-            metric: from a greedy answer and the right one to a number, more is better, instead of
+            by: "labels" (how often the greedy answer equals the right one, and between equal
+                settings the right answer's log-probability) or "agreement" (the smallest KL
+                divergence from the same model reading the passages one after the other, over its
+                own greedy answer). None takes labels where every example has an answer.
+            metric: a function of a greedy answer and the right one, larger is better, instead of
                 equality. Each setting then generates its answers, which takes longer.
-            prefix: system prompt, as requests will have it.
-            max_new_tokens: length of the sequential reader's answer, and of a metric's answers.
+            prefix: the same system prompt as in the later requests.
+            max_new_tokens: length of the sequential answers, and of the answers for a metric.
             refine: whether there is a second, finer round.
-            seed: of folds and bootstrap intervals.
-            keep_bytes: keys and values that are kept between the rounds at most.
-            on_progress: told what goes on, how much of it is done, and how much there is.
+            seed: seed of folds and bootstrap intervals.
+            keep_bytes: largest size of the keys and values that are kept between the rounds.
+            on_progress: called with the name of the step, how much of it is done, and how much
+                there is.
 
         Raises:
-            InputError: fewer than eight examples can be used, or settings that read no windows.
+            InputError: fewer than eight examples can be used, or a setting reads no windows.
         """
         return calibrate(
             self.engine,
@@ -585,7 +591,7 @@ class WindowedLM:
         wait_s: float = 60.0,
         on_loaded: OnPrepared | None = None,
     ) -> PassageBook:
-        """Make a store of encoded passages, or open the one in a folder.
+        """Make a collection of encoded passages (a book), or open the one in a folder.
 
         ::
 
@@ -594,21 +600,21 @@ class WindowedLM:
             lm.generate("Who crowned the queen?", book)
 
         Args:
-            method: a `Codebook`, or one with a codebook as its reader; of any other method, and
-                of the model's own for None, a codebook with that method as its reader.
-            path: a folder in which the book is kept; None keeps it in memory alone.
-            prefix: system prompt, as requests will have it.
-            conversation: where requests hold a system message or tools, one such request.
+            method: a `Codebook`, or a method that reads with one. Any other method (None: the
+                model's own) becomes the reader of a codebook.
+            path: the book's folder; None keeps the book in memory only.
+            prefix: the same system prompt as in the later requests.
+            conversation: if the requests hold a system message or tools, one such request.
             memory: host memory for windows, beside the keys that are searched.
-            disk: disk space for windows, with a path; 50 GiB by default.
+            disk: disk space for windows, if there is a path; 50 GiB by default.
             salt: secret of a tenant; see `PassageCache`.
-            wait_s: how long a change waits for one of another process on the same folder, in
-                seconds; then it is a CacheError that names that process.
-            on_loaded: called while a book is opened, with the passages done and all of them.
+            wait_s: seconds for which a change waits for another process that changes the same
+                folder; after them it is a CacheError that names the process.
+            on_loaded: called while a book is opened, with the number of passages done and of all.
 
         Raises:
-            InputError: a method or header whose windows depend on a request.
-            CacheError: the folder can't be used, is damaged, or was made with something else.
+            InputError: the windows of this method or header depend on a request.
+            CacheError: the folder can't be used, is damaged, or was made with other settings.
         """
         folder = None if path is None else Path(path).expanduser()
         cache = PassageCache(
@@ -639,10 +645,10 @@ class WindowedLM:
         """Encode token ids as they are.
 
         Args:
-            prefix_ids: may be empty.
-            windows: one list of ids a window; no windows make an ordinary prompt.
-            method: instead of the default one.
-            scores: retrieval score of each window, for a method that reads them.
+            prefix_ids: ids of the prefix, which may be empty.
+            windows: one list of ids for each window; without windows it is an ordinary prompt.
+            method: method instead of the default one.
+            scores: retrieval score of each window, for a method that uses scores.
         """
         return encode_context(
             self.engine.encoder, prefix_ids, windows, self.engine.method_of(method), scores=scores

@@ -31,15 +31,15 @@ Signal = Literal["few short passages", "multi-hop"]
 
 @dataclass(frozen=True, slots=True)
 class Fallback:
-    """Why an answer was, or should have been, given in the ordinary way.
+    """Why the passages were, or should have been, read one after the other.
 
     Attributes:
-        signal: which of the guard's signals spoke.
+        signal: the guard's signal that was found.
         measured: its value: tokens of all passages, or a spread.
-        threshold: what it was held against.
+        threshold: the limit that the value was compared with.
         taken: whether the passages were read one after the other; False where they would not have
-            fitted the model's positions, and were read in windows after all.
-        message: all this in a sentence.
+            fitted the model's positions and were read in windows instead.
+        message: the same as a sentence.
     """
 
     signal: Signal
@@ -61,12 +61,12 @@ class Usage:
     """Token counts.
 
     Attributes:
-        prompt_tokens: prefix, windows and query.
-        cached_tokens: those of them whose keys and values were not computed anew.
-        completion_tokens: generated, the end token included.
-        windows: encoded or found, to be read or chosen from; passages read one after the other
-            make one.
-        cached_windows: those of them that were found in the cache.
+        prompt_tokens: tokens of prefix, windows and query.
+        cached_tokens: prompt tokens whose keys and values did not have to be computed.
+        completion_tokens: generated tokens, with the end token.
+        windows: number of windows to read or choose from; passages read one after the other
+            count as one.
+        cached_windows: windows that were found in the cache.
     """
 
     prompt_tokens: int
@@ -81,9 +81,9 @@ class Timings:
     """Wall-clock seconds.
 
     Attributes:
-        encode_s: prefix and windows.
-        ttft_s: from the call to the first generated token, encoding included.
-        total_s: the whole call.
+        encode_s: to encode prefix and windows.
+        ttft_s: from the call to the first generated token, with encoding.
+        total_s: for the whole call.
     """
 
     encode_s: float
@@ -131,19 +131,18 @@ class Generation:
             "cancelled" when the stream was closed.
         usage: token counts.
         timings: seconds.
-        citations: one per passage given, in that order; None if switched off. With
+        citations: one for each passage given, in that order; None if switched off. With
             ``prefix_mass`` and ``query_mass`` they sum to one.
         prefix_mass: share of the attention on the prefix; None without citations.
         query_mass: share on the query and the answer so far; None without citations.
-        notes: what was done with blank, duplicate and overlong passages.
-        windows: the record of what was read in a window of its own: its tokens, the passage they
-            come from and the span of its text. Empty without passages, and for a method that
-            reads them one after the other.
-        fallback: why the answer was given in the ordinary way, or would have been; None without a
-            guard, and where the guard found nothing.
-        logprobs: of every generated token, where ``logprobs=True`` asked for them; else None.
-        alternatives: further answers where ``num_return_sequences`` asked for them.
-        raw: what ``transformers`` returned (scores, logits, hidden states where asked for).
+        notes: which passages were left out (blank, duplicate) or split (too long).
+        windows: for each window its tokens, the passage they come from and the span of its text.
+            Empty without passages, and for a method that reads them one after the other.
+        fallback: why the guard had the passages read one after the other, or wanted to; None
+            without a guard, and where the guard found nothing.
+        logprobs: of every generated token with ``logprobs=True``; else None.
+        alternatives: the further answers of ``num_return_sequences``.
+        raw: what ``transformers`` returned (scores, logits and hidden states if requested).
     """
 
     text: str
@@ -167,8 +166,8 @@ class Chunk:
     """A piece of a stream.
 
     Attributes:
-        text: what came since the last chunk; all chunks joined are the generation's text.
-        generation: the whole result, on the last chunk only.
+        text: the new text; all chunks joined are the generation's text.
+        generation: the whole result; None on all chunks but the last.
     """
 
     text: str
@@ -185,14 +184,14 @@ _ROUNDING = 1e-6
 def carried(citations: Iterable[Citation] | None) -> tuple[Citation, ...]:
     """The passages that carried an answer.
 
-    A passage did if its attention mass is at least `SHARE_OF_STRONGEST` of the strongest passage's,
-    and not below the mean of the passages read. The rule is ours: it names one passage where one
-    stands out, several where they share the attention, and all of them where the attention tells
-    them not apart. It is evidence of what the model looked at, no proof of what the answer is
-    based on.
+    A passage is one of them if its attention mass is at least `SHARE_OF_STRONGEST` of the strongest
+    passage's, and not below the mean of the passages read. The rule is our own. It names one
+    passage where one stands out, several where they share the attention, and all where they got
+    equal attention. It shows what the model looked at; it does not prove what the answer is based
+    on.
 
     Args:
-        citations: of a `Generation`; None where they were switched off.
+        citations: the citations of a `Generation`; None where they were switched off.
 
     Returns:
         Strongest first; empty if no passage was read.

@@ -109,24 +109,25 @@ class PassageCache:
     """Keeps the keys and values of encoded windows.
 
     Give one to `WindowedLM.from_pretrained(..., cache=...)`. Several models, threads and processes
-    may share one folder, and several models and threads one object: a key holds all that a window
-    depends on. What can't be proved right is encoded again; nothing here makes a request fail but
-    keys or values that are NaN or infinite (`NonFiniteError`).
+    may share a folder, and several models and threads an object, because a window's key holds all
+    that the window depends on. A damaged or doubtful entry is never used; its window is encoded
+    again. The cache makes a request fail in one case only: keys or values that are NaN or infinite
+    (`NonFiniteError`).
 
     Args:
-        memory: host memory to use; None for none. Sizes are bytes, "4GiB", "500MB", or a share of
-            what is free, such as "25%".
-        disk: disk space to use; None for none, unless `path` is given (then 50 GiB).
+        memory: host memory to use, or None. Sizes are bytes, "4GiB", "500MB", or a share of what is
+            free, such as "25%".
+        disk: disk space to use; None means none, or 50 GiB if `path` is given.
         path: folder of the disk tier; by default the platform's cache folder.
-        device: memory of the accelerator to use, on models that are on one; ignored on others. All
-            of it is taken at the first request, unless the store is a lossy one.
-        salt: secret of a tenant. Without it, what is stored under it can neither be read nor
-            probed. It is set here, by the server's own code, and never taken from a request.
-        store: "as computed" (exact), or "int8" (smaller, and not exact any more).
-        ttl: seconds for which an entry may be used; None for as long as it lasts.
+        device: accelerator memory to use, for models on an accelerator; ignored for others. All of
+            it is allocated at the first request, except with ``store="int8"``.
+        salt: secret of a tenant. Without it, nobody can read what is stored under it or find out
+            what is. Set it in the server's own code, and never take it from a request.
+        store: "as computed" (exact), or "int8" (smaller and not exact).
+        ttl: seconds for which an entry may be used; None for no limit.
 
     Raises:
-        InputError: a size, salt, store or time that makes no sense.
+        InputError: a size, salt, store or ttl can't be used.
         CacheError: the folder can't be used.
     """
 
@@ -209,15 +210,15 @@ class PassageCache:
     def tenant(self, salt: str | bytes) -> PassageCache:
         """The same tiers and limits for another tenant: neither finds what the other stored.
 
-        `invalidate` acts on its own tenant. Counters, `remove`, `clear`, `prune` and `verify` are
-        those of all of them together.
+        `invalidate` acts on its own tenant. Counters, `remove`, `clear`, `prune` and `verify`
+        concern all tenants together.
         """
         other = copy.copy(self)
         other.salt_key = salt_key(salt)
         return other
 
     def stats(self) -> CacheStats:
-        """Hits, misses and seconds saved, and per tier what it holds and did."""
+        """Hits, misses and seconds saved, and the contents and counters of each tier."""
         named: dict[str, AnyTier | None] = {
             "device" if len(self._shared.devices) == 1 else f"device {device}": tier
             for device, tier in list(self._shared.devices.items())
@@ -231,26 +232,26 @@ class PassageCache:
         return prometheus_text(self.stats(), labels or {})
 
     def digests(self, ids: Collection[str] | str) -> tuple[str, ...]:
-        """What entries hold in place of passage or document ids, under this tenant's salt.
+        """The digests that entries hold instead of passage or document ids, for this tenant.
 
-        32 hexadecimal digits for each id, in the order given; for an operator's `invalidate`.
+        32 hexadecimal digits for each id, in order, for ``invalidate(..., every_tenant=True)``.
         """
         given = [ids] if isinstance(ids, str) else ids
         return tuple(label_digest(self.salt_key, one) for one in given)
 
     def invalidate(self, ids: Collection[str] | str, *, every_tenant: bool = False) -> int:
-        """Forget this tenant's windows of passage or document ids, in this process and on disk.
+        """Remove this tenant's windows of some passages or documents, here and on disk.
 
-        Windows that are being encoded meanwhile are not kept either. What other processes hold in
-        memory stays there until they end or evict it.
+        Windows that are being encoded at this moment are not kept either. Windows in the memory of
+        other processes stay there until those processes end or evict them.
 
         Args:
-            ids: as passages had them.
-            every_tenant: for operators, who know no salts: `ids` are digests (see `digests`) or
-                entries (names of their files, without the ending), whosever they are.
+            ids: ids of passages, or of documents as passages name them.
+            every_tenant: for operators, who do not know the salts: `ids` are then digests (see
+                `digests`) or names of entries' files without the ending, of any tenant.
 
         Returns:
-            How many windows were forgotten.
+            The number of windows removed.
         """
         given = [ids] if isinstance(ids, str) else list(ids)
         for one in given if every_tenant else ():
@@ -271,23 +272,23 @@ class PassageCache:
         return len(keys)
 
     def remove(self, keys: Collection[str]) -> None:
-        """Forget entries by their keys, in this process and on disk."""
+        """Remove entries by their keys, in this process and on disk."""
         self._drop(lambda tier: tier.remove(keys))
 
     def clear(self) -> None:
-        """Forget all windows of all tenants and models, in this process and on disk."""
+        """Remove all windows of all tenants and models, in this process and on disk."""
         self._drop(lambda tier: tier.clear())
 
     def prune(self) -> int:
-        """Drop entries whose time is up; returns how many."""
+        """Remove entries whose ttl has passed; returns how many."""
         now = time.time()
         return sum(tier.prune(now) for tier in self._tiers())
 
     def verify(self) -> tuple[int, int]:
-        """Read every entry on disk and delete those that can't be proved right.
+        """Check every entry on disk and delete damaged ones.
 
         Returns:
-            How many were read, and how many of them were deleted.
+            The number of entries checked, and of those deleted.
 
         Raises:
             CacheError: there is no disk tier.
@@ -301,11 +302,11 @@ class PassageCache:
         return self.disk.verify()
 
     def flush(self, timeout_s: float | None = None) -> bool:
-        """Wait until all that was encoded is written; False if that took too long."""
+        """Wait until all encoded windows are written; False if the timeout passed before."""
         return self._writer.flush(timeout_s)
 
     def close(self) -> None:
-        """Write what waits and close the tiers; afterwards nothing is found or kept."""
+        """Write what waits to be written and close the tiers; afterwards the cache is empty."""
         self._writer.close()
         for tier in self._tiers():
             tier.close()
