@@ -138,14 +138,14 @@ class WindowedLM:
                 the model's positions.
             header: "title", "none", "number", "number+title", or a function of (passage, number).
             template_kwargs: for the chat template, such as ``{"enable_thinking": False}``.
-            text_tokens: control tokens that passages may spell after all; see `Prompt`.
+            text_tokens: control tokens that passages may contain as ordinary text; see `Prompt`.
             max_batch_tokens: tokens in one encoding pass; None for what suits the device.
             cache: keeps encoded windows: a `PassageCache`, or True for one with good defaults.
             profile: of a calibration, or the path of one: brings the method; a warning tells if it
                 was made for another model.
-            dtype: of the weights, for a model loaded here.
-            device_map: where they go: "cpu", "cuda", "cuda:1"; "auto" or a mapping spreads them
-                (needs accelerate). None for the best device: CUDA where there is one.
+            dtype: number format of the weights of a model that is loaded here.
+            device_map: where the weights go: "cpu", "cuda", "cuda:1"; "auto" or a mapping spreads
+                them (needs accelerate). None takes CUDA where there is a device, else the CPU.
             model_kwargs: for ``AutoModelForCausalLM.from_pretrained``: revision,
                 quantization_config, gguf_file (needs the extra ``gguf``), ...; arguments of
                 ``BitsAndBytesConfig`` such as ``load_in_4bit`` are taken as well.

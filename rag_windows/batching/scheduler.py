@@ -30,20 +30,20 @@ _NAP_S = 0.05
 
 
 class Scheduler:
-    """Lets questions join a batch between two tokens, whoever asks them. Threads may share one.
+    """Answers questions of many threads and tasks together; a new question joins between tokens.
 
-    A worker thread answers; it starts with a question and ends when there is none left. Between two
-    forward passes that encode a question's windows, each of the others gets a token. Questions that
-    can't be part of a batch (see `WindowedLM.generate_batch`) are answered apart, `APART` at a
-    time, each in a thread. What goes wrong with a question ends this one alone.
+    A worker thread answers. It starts with the first question and ends when none is left. While a
+    question's windows are encoded, the others get a token after each forward pass. Questions that
+    can't be part of a batch (see `WindowedLM.generate_batch`) are answered in threads of their own,
+    `APART` at a time. An error in one question does not affect the others.
 
     Args:
         engine: the model.
-        max_rows: so many questions are answered at a time; more wait in line.
-        max_bytes: of memory that they may take together, those that are answered apart included:
-            bytes, a text such as "8GiB", or a share of what is free, such as "50%"; None for
-            `DEFAULT_SHARE`. What is free is looked up when a question comes while none is being
-            answered. First come, first served; see `WindowedLM.generate_batch` for what counts.
+        max_rows: number of questions that are answered at a time; the others wait.
+        max_bytes: memory for all questions that are answered at a time: bytes, a text such as
+            "8GiB", or a share of what is free, such as "50%"; None for `DEFAULT_SHARE`. Free memory
+            is measured when a question comes while none is being answered. Questions are served in
+            order; see `WindowedLM.generate_batch` for what has to fit.
     """
 
     def __init__(
@@ -83,16 +83,17 @@ class Scheduler:
 
         Args:
             request: the keyword arguments of `WindowedLM.generate`.
-            on_text: told each piece of the text as it settles, by the worker, which waits for it;
-                all pieces joined are the text. What it raises ends this question alone.
-            lone: whether nobody else is about to ask. If so, and nothing is being answered, the
-                question is answered alone, which is a little sooner than a batch of one.
+            on_text: called by the worker with each piece of text that is final; the worker waits
+                for it. All pieces joined are the text. An error in it ends only this question.
+            lone: a function that says whether no other question is about to come. If so, and
+                nothing is being answered, this question is answered without a batch, which is a
+                little faster.
 
         Returns:
-            A future of the answer; what goes wrong on the way is raised by its ``result()``.
+            A future of the answer; its ``result()`` raises the errors of the generation.
 
         Raises:
-            InputError, PromptError, LimitError: before any work.
+            InputError, PromptError, LimitError: the request can't be used; nothing was computed.
             GenerationError: the scheduler is closed.
         """
         question = self._question(request, on_text)
@@ -104,7 +105,7 @@ class Scheduler:
     def answer(
         self, request: Mapping[str, Any] | BatchRequest, *, lone: Lone | None = None
     ) -> Generation:
-        """Ask a question and wait; what interrupts the wait stops it.
+        """Ask a question and wait for the answer; an interruption of the wait stops it.
 
         Args:
             request: see `submit`.
