@@ -22,33 +22,35 @@ Fusion = Literal["concat", "mean", "sum"]
 
 @dataclass(frozen=True, slots=True)
 class Codebook(Composed):
-    """The model's own keys choose which passages a query reads; ``reader`` reads those.
+    """The query reads only those passages whose keys are most like its own.
 
-    All passages are encoded, refined where ``reader`` refines them (Deep-Thinking,
-    https://arxiv.org/abs/2305.13016, is what such a store was thought for), and kept. The query is
-    encoded like one more window, so that its keys are rotated as theirs are, and the ``retrieve``
-    passages of the most similar keys are read. A window is cut into *pages* of ``page`` tokens; a
-    page's key is the mean of its tokens' keys, and of the pages the best one counts::
+    All passages are encoded, refined where ``reader`` refines them (such a store was proposed with
+    Deep-Thinking, https://arxiv.org/abs/2305.13016), and kept. The query is encoded like one more
+    window, so that its keys are rotated as theirs are. ``reader`` then reads the ``retrieve``
+    passages with the most similar keys. A window is cut into *pages* of ``page`` tokens; a page's
+    key is the mean of its tokens' keys, and the best page of a window counts::
 
         s(window) = mean over query tokens t of max over pages g of
                     mean over layers l and heads h of  sim(q[l, h, t], k[l, h, g])
 
-    A passage that became several windows is chosen or left as a whole. With passages given to
-    ``generate`` all of them are encoded for the request, or found in a cache.
-    `WindowedLM.codebook` makes a store that keeps them and reads no more than it chooses.
+    A passage that was split into several windows is read or left out as a whole. Passages given to
+    ``generate`` are all encoded for the request, or found in a cache. `WindowedLM.codebook` makes a
+    store that keeps passages encoded and reads only the chosen ones.
 
     Attributes:
-        size: passages that such a store holds at most, None for any number; no matter here.
-        retrieve: passages that a query reads.
+        size: largest number of passages of such a store, None for any number; unused without one.
+        retrieve: number of passages that a query reads.
         similarity: "cosine", "dot" or "euclidean" (the negative squared distance).
         fusion: what the query reads. "concat": the chosen windows, side by side, as if no others
             had been given. "mean" and "sum": one window, which has at each position the mean or the
             sum of the keys, and of the values, of those that reach it; windows are laid over each
             other from the first position on (right-aligned ones from the last), so that only keys
             that were rotated alike are mixed.
-        layers: whose keys are compared, negative ones from the last; None for two, at half of the
-            depth and the last: first layers' keys say little more than position and spelling.
-        page: tokens whose keys are averaged; 1 compares every token and takes the most memory.
+        layers: the layers whose keys are compared, negative numbers counting from the last. None
+            takes two, the one at half of the depth and the last: keys of the first layers say
+            little more than position and spelling.
+        page: number of tokens whose keys are averaged; 1 compares every token and takes the most
+            memory.
     """
 
     size: int | None = None

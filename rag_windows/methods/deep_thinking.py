@@ -13,7 +13,7 @@ Positions = Literal["continue", "reuse"]
 
 @dataclass(frozen=True, slots=True)
 class DeepThinking(Composed):
-    """Windows whose keys and values are moved by reading themselves, then read by another method.
+    """Windows that run through the model several more times, and are then read by another method.
 
     Source: Yang et al., "Iterative Forward Tuning Boosts In-Context Learning in Language Models",
     https://arxiv.org/abs/2305.13016, section 3, and the code released with it. Keys and values of

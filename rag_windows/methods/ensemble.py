@@ -26,7 +26,7 @@ SUREST = 1e-3
 
 @dataclass(frozen=True, slots=True)
 class ParallelEnsemble(Method):
-    """Each window answers for itself; their next-token distributions make one token for all.
+    """Each window answers on its own; their next-token probabilities are combined into one.
 
     Sources: Yang et al., "Revisiting Parallel Context Windows", https://arxiv.org/abs/2305.15262
     (a weighted sum of what the windows answer); Su et al., "Naive Bayes-based Context Extension
@@ -49,7 +49,7 @@ class ParallelEnsemble(Method):
     Attributes:
         weights: "uniform": 1 / number of windows. "retrieval": softmax over passages of score /
             ``score_temperature``; a passage that was cut into several windows shares its weight
-            among them. "entropy": for each token anew, from the entropy H_i of p_i.
+            among them. "entropy": for each token again, from the entropy H_i of p_i.
         pooling: of entropies; "inverse": 1 / H_i, normalised; "minimum": 1 for the surest window,
             NBCE's own choice.
         score_temperature: > 0; small for scores that lie close together (cosines: about 0.1).

@@ -16,7 +16,7 @@ LinkTokens = int | float | Literal["all"]
 
 @dataclass(frozen=True, slots=True)
 class Linked(Composed):
-    """A step between parallel and sequential: some tokens of each window are encoded twice.
+    """Between parallel and sequential: some tokens are encoded again in view of other windows.
 
     Windows are encoded behind the prefix, each at the positions it has in one long prompt, so that
     all together have to fit the model's context. Then the chosen tokens run through the model once
@@ -24,9 +24,9 @@ class Linked(Composed):
     they attend to the prefix and to every token before them, fresh or old. The query stands behind
     all of it and reads it by ``reader``.
 
-    With ``tokens=0`` nothing of this happens: it is the reader, bit for bit. Where every token is
-    linked, the passages are encoded and read as `Sequential` does, whatever the reader. Tokens of
-    the first window have seen all there is before them and are not run again.
+    With ``tokens=0`` the result is exactly the reader's. If all tokens are chosen, the passages are
+    encoded and read as `Sequential` does, whatever the reader. Tokens of the first window have seen
+    everything before them already and are not run again.
 
     Attributes:
         tokens: an int is a number of tokens of each window; a float a share of them, 0.0 to 1.0,

@@ -22,14 +22,14 @@ SCHEDULES: Mapping[str, Callable[[int], float]] = {
 
 @dataclass(frozen=True, slots=True)
 class MateICL(Method):
-    """Parallel windows, and a query whose own tokens count more the more windows it reads.
+    """Parallel windows; the more windows there are, the more the query's own tokens count.
 
     With W windows the query segment's log-sum-exp (generated tokens included) becomes
     ``l_Q + log b(W)``; context and prefix stay as they are. Source: Ahmed et al., "MateICL:
     Mitigating Attention Dispersion in Large-Scale In-Context Learning",
     https://arxiv.org/abs/2505.01110, section 3 (AtBias).
 
-    The paper's own ``b(W)`` is not known to us exactly, so the schedules with a name are ours:
+    The paper does not give ``b(W)`` exactly, so the named schedules are our own:
     "sqrt" is ``sqrt(W)``, between no weight and that of Structured Prompting, "log" is
     ``1 + ln W``, "thirds" is ``1 + floor(W / 3)``, and "linear" is ``W``, as Structured Prompting
     has it.

@@ -10,7 +10,7 @@ from rag_windows.methods.base import Method
 
 @dataclass(frozen=True, slots=True)
 class Sequential(Method):
-    """One concatenated prompt: every passage sees those before it.
+    """One prompt in which every passage sees those before it.
 
     Same engine and same prompt parts as the parallel methods: the passages form one long window
     behind the prefix, which is ordinary full attention.

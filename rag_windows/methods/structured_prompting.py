@@ -10,10 +10,10 @@ from rag_windows.methods.base import Alignment, Method
 
 @dataclass(frozen=True, slots=True)
 class StructuredPrompting(Method):
-    """Windows that end at one position, and a query that weighs itself as much as each of them.
+    """Windows that end at one position; the query's own tokens count once for each window.
 
-    With M windows, logits of the query's own tokens (generated ones included) count M times, so
-    that M windows don't drown them; the prefix, which the paper does not have, is not weighed.
+    With M windows, the logits of the query's own tokens (generated ones included) count M times, so
+    that the windows do not outweigh them. The paper has no prefix; here it is not weighed.
     Source: Hao et al., "Structured Prompting: Scaling In-Context Learning to 1,000 Examples",
     https://arxiv.org/abs/2212.06713, section 3 (rescaled attention, right-aligned positions).
 
