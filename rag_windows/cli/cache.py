@@ -48,6 +48,7 @@ def warm(
     """
     passages = open_corpus(search, model.model).passages
     with loaded_model(model) as lm, progress("Encoding the passages") as counted:
+        counted(0, len(passages))
         warmed = lm.warm(
             passages, prefix=system, on_warmed=lambda done, total: counted(done, total or done)
         )
