@@ -6,15 +6,18 @@ import dataclasses
 import functools
 import gc
 import inspect
+import json
 import logging
 import os
 import re
 import socket
 import sys
+import threading
 import warnings
 from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from importlib import resources
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_origin, get_type_hints
 from urllib.parse import urlsplit
 from urllib.request import getproxies
@@ -205,7 +208,7 @@ def loaded_model(model: ModelOptions) -> Iterator[WindowedLM]:
         nullcontext() if model.verbose else progress(f"Loading {model.name}")
     )
     with shown as counted:
-        _import_libraries()
+        _import_libraries(model)
         from rag_windows import WindowedLM
         from rag_windows.calibration import Profile
         from rag_windows.loading import check_device
@@ -236,7 +239,7 @@ def loaded_model(model: ModelOptions) -> Iterator[WindowedLM]:
                 lm.cache.close()
 
 
-def _import_libraries() -> None:
+def _import_libraries(model: ModelOptions) -> None:
     """Import what models need: 3,000 modules, which would take a third longer with collections.
 
     What they hold lives as long as the process, so later collections leave it alone.
@@ -245,10 +248,28 @@ def _import_libraries() -> None:
         return
     gc.disable()
     try:
+        import torch
+
+        on_cpu = model.device == "cpu" or not torch.cuda.is_available()
+        if model.name == DEFAULT_MODEL and model.dtype == "auto" and on_cpu:
+            _compile_ahead()
         import rag_windows.model  # noqa: F401 - loading it is all that is wanted
     finally:
         gc.freeze()
         gc.enable()
+
+
+def _compile_ahead() -> None:
+    """Have the sample model's C kernels compiled meanwhile: an import keeps one core busy."""
+    import torch
+
+    from rag_windows.attention.native import kernel, linear
+
+    folder = resources.files("rag_windows") / "models" / DEFAULT_MODEL
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    dtype, dim = getattr(torch, config["dtype"]), config["head_dim"]
+    threading.Thread(target=kernel.kernel, args=(dtype, dim, dim)).start()
+    threading.Thread(target=linear.kernel, args=(dtype,)).start()
 
 
 def _method(model: ModelOptions) -> Method | None:
