@@ -15,7 +15,7 @@ class Passage:
     """One retrieved text with what the retriever knows about it.
 
     Attributes:
-        text: the passage itself; blank text makes no window, and is told.
+        text: the passage itself; a blank passage makes no window, and a note says so.
         id: the caller's name for it, carried through to citations.
         title: an optional title, shown to the model by the default header.
         score: the retriever's score, whatever its unit.

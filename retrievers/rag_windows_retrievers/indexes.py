@@ -317,7 +317,7 @@ class DenseRetriever:
         passages: the corpus.
         model: an `Encoder`, or what `SentenceEncoder` takes.
         known: an older retriever with the same model: what it holds is not embedded again.
-        progress: told how many texts are embedded.
+        progress: called with the number of texts embedded and of all texts.
 
     Raises:
         RetrievalError: no passage holds text.
@@ -408,7 +408,7 @@ def _encoder(model: Model) -> Encoder:
 
 @dataclass(frozen=True, slots=True)
 class Index:
-    """What `ingest` made and `open_index` opens; without an embedding model, BM25 alone.
+    """An index that `ingest` makes and `open_index` opens; without an embedding model, only BM25.
 
     `skipped` says what `ingest` left out of the files, and why.
     """
@@ -450,7 +450,7 @@ def ingest(
         words: see `split_document`.
         tokens: see `split_document`.
         root: see `load_documents`.
-        progress: told how many passages are embedded; `progress_bar` makes one.
+        progress: called with the number of passages embedded and of all; see `progress_bar`.
 
     Raises:
         DocumentError: see `load_documents`.

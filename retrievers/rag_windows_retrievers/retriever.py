@@ -156,7 +156,7 @@ class Reranker:
     Args:
         retriever: finds the candidates.
         model: a local folder, a name on the Hub, or a loaded `CrossEncoder` with one output.
-        candidates: how many to ask for, where `k` is not more.
+        candidates: number of passages to rerank, if `k` is not larger.
         revision: of the model on the Hub; None for its main one.
         device: "cpu", "cuda", ...; None for the best there is.
 
@@ -244,17 +244,17 @@ class ConversationalRetriever:
 
 
 def last_turns(turns: int | None = 3, *, weight: int = 3) -> Condense:
-    """Condense to what was asked last, and the question again alone.
+    """Make a query of the last questions of a conversation; the newest one counts more.
 
-    The query is one paragraph with the questions of the last turns, and `weight` more with the
-    question alone: one that stands on its own is not drowned in the conversation, and one that
-    points back is not lost without it. Answers draw the search back to the passages that they came
-    from, so they are left out.
+    The query is one paragraph with the questions of the last turns, and `weight` more paragraphs
+    with only the newest question. So a question that needs no context is not outweighed by the
+    conversation, and one that refers to it is still found. Answers are left out, because they would
+    lead the search back to the passages that they came from.
 
     Args:
-        turns: how many turns before the question, a turn being a question and its answers; None
+        turns: number of turns before the question, a turn being a question and its answers; None
             for all.
-        weight: how often the question stands alone.
+        weight: how often the newest question is repeated.
 
     Raises:
         InputError: `turns` or `weight` is below 0.

@@ -25,9 +25,9 @@ class RetrievedState(AgentState[Any]):
 class RagWindowsMiddleware(AgentMiddleware[RetrievedState, Any, Any]):
     """Retrieves for the last user turn, once, and gives the documents to every call of the model.
 
-    Each document is a window. No text of it stands in a message, so histories stay short and
-    nothing in a document can pass for the user. The result of the agent has the documents in
-    ``retrieved_documents``, each with its place in the answer's citations.
+    Each document is a window. Its text is in no message, so histories stay short and a document
+    cannot be mistaken for the user. The agent's result has the documents in
+    ``retrieved_documents``, each at its index in the answer's citations.
 
         agent = create_agent(ChatRagWindows(...), middleware=[RagWindowsMiddleware(retriever)])
 

@@ -81,10 +81,10 @@ def _known(kwargs: Mapping[str, Any]) -> Iterator[None]:
 class RagWindows(BaseWindowModel, BaseLLM):  # type: ignore[misc]  # the first argument of _stream has another name in each
     """A local text model that reads each document in a window of its own.
 
-    The prompt is asked as a user's question, through the model's chat template where it has one.
-    Documents come with ``documents=``, or from a stock chain that formats them with
-    `WindowDocumentPrompt`. Arguments and further keywords are those of `ChatRagWindows`. What is
-    known of an answer beside its text stands in ``generation_info`` of ``generate``'s result.
+    The prompt becomes a user's question in the model's chat template, if there is one. Documents
+    come with ``documents=``, or from a stock chain that formats them with `WindowDocumentPrompt`.
+    Arguments and further keywords are those of `ChatRagWindows`. Citations, token counts and times
+    are in ``generation_info`` of the result of ``generate``.
 
     For example::
 
@@ -410,9 +410,9 @@ def create_windows_chain(
 ) -> Runnable[dict[str, Any], Any]:
     """A chain that gives a list of documents to the model, each in a window of its own.
 
-    It takes the arguments of ``create_stuff_documents_chain`` and stands in its place, in
-    ``create_retrieval_chain`` too. Where the prompt has the documents' variable, nothing is
-    written: the model reads the documents before the first user message.
+    It takes the arguments of ``create_stuff_documents_chain`` and replaces it, in
+    ``create_retrieval_chain`` too. The documents' variable becomes empty in the prompt: the model
+    reads the documents before the first user message.
 
     Args:
         llm: `ChatRagWindows` or `RagWindows`, also bound, configured, with fallbacks, or with
@@ -421,7 +421,7 @@ def create_windows_chain(
         output_parser: `StrOutputParser` unless given; none for a model with structured output.
         document_prompt: makes the whole text of a window, from ``page_content`` and metadata; no
             title is put above it then. Without, a window is the title, if any, and the content.
-        document_separator: taken for the signature's sake; windows need no separator.
+        document_separator: accepted for compatibility and not used; windows need no separator.
         document_variable_name: key of the documents in the input, and variable of the prompt.
 
     Returns:

@@ -108,25 +108,24 @@ class RagWindowsLLM(FunctionCallingLLM, ModelOptions):
     LlamaIndex's own synthesizers and engines. Without any it is an ordinary chat model. Calls that
     are made at once, by tasks or by threads, share forward passes. Options of a call (``method``,
     ``temperature``, ``top_p``, ``max_tokens``, ``stop``, ``seed``, ``on_encoded``, any option of
-    transformers' ``generate``) go before those of the constructor; a name that nobody knows is a
+    transformers' ``generate``) override those of the constructor; an unknown name is a
     ``TypeError``. Cancelling a task, or closing a stream, stops the work within a token.
 
-    Tools are shown, called and answered by the model's own chat template, where it knows tools
-    (``metadata.is_function_calling_model``): ``chat_with_tools``, ``predict_and_call`` and their
-    asynchronous and streaming forms, `FunctionAgent` and `AgentWorkflow`. ``chat`` takes them as
-    ``tools``, ``tool_choice`` and ``parallel_tool_calls``. A call that is forced is held to its
-    tool's schema where the extra ``structured`` is installed.
+    Tools work with models whose chat template supports them, for which
+    ``metadata.is_function_calling_model`` is true: in ``chat_with_tools``, ``predict_and_call`` and their asynchronous and streaming forms,
+    `FunctionAgent` and `AgentWorkflow`. ``chat`` takes ``tools``, ``tool_choice`` and
+    ``parallel_tool_calls``. With the extra ``structured``, a forced call always fits its tool's
+    schema.
 
-    A template variable that holds `Parts` becomes windows. Unless ``pydantic_program_mode`` says
-    otherwise, a structured answer is one forced call of a tool where the chat template lets a call
-    be begun, and JSON in the text elsewhere and in streams, whose calls would come whole with the
-    last piece.
+    A template variable that holds `Parts` becomes windows. A structured answer is one forced tool
+    call if the chat template allows forced calls, and JSON in the text otherwise and in streams;
+    ``pydantic_program_mode`` overrides this.
 
-    A chat answer holds a `CitationBlock` for each passage that carried it, the strongest first and
-    with its place in ``additional_location_info["passage"]``, and a `ToolCallBlock` for each call.
-    ``raw`` of an answer, and of a stream's last piece, is JSON, see `messages.as_raw`. The weights
-    are loaded at the first call, and shared by all LLMs with equal arguments. Errors are
-    `RagWindowsError`, so LlamaIndex's synthesizers let them through.
+    A chat answer holds a `CitationBlock` for each passage that carried it, the strongest first,
+    with its index in ``additional_location_info["passage"]``, and a `ToolCallBlock` for each tool
+    call. ``raw`` of an answer, and of a stream's last piece, is JSON, see `messages.as_raw`. The
+    weights are loaded at the first call, and shared by all LLMs with equal arguments. Errors are
+    `RagWindowsError`, which LlamaIndex's synthesizers do not swallow.
 
     Args:
         model_name: Hub name, local folder, or "tiny-reader" (shipped).
@@ -142,20 +141,19 @@ class RagWindowsLLM(FunctionCallingLLM, ModelOptions):
         model_name: as given, or the loaded model's.
         tokenizer_name: instead of the model's own tokenizer.
         tokenizer_kwargs: for loading the tokenizer.
-        max_new_tokens: at most so many are generated (256).
+        max_new_tokens: largest number of tokens to generate (256).
         context_window: what ``metadata`` says, by which LlamaIndex packs texts into one prompt and
             cuts conversations: by default what one prompt holds, in tokens as LlamaIndex counts
             them, see `metadata`. Windows are not bound by it.
         is_chat_model: False makes LlamaIndex choose its templates for text models; the tokenizer's
             chat template is used in any case, where it has one.
         stopping_ids: tokens that end an answer, beside the model's own.
-        profile: of a calibration, or the path of one: brings the method (where ``method`` gives
-            none) and the guard's threshold.
+        profile: a calibration profile, or its path; it sets the method if ``method`` does not.
         citations: whether to measure each passage's attention mass.
-        on_encoded: told how many windows are encoded, of how many.
+        on_encoded: called with the number of windows encoded and the number of all windows.
 
     Raises:
-        InputError: no model or two, or an argument that writes prompts by hand.
+        InputError: none or several models are given, or an argument that formats prompts.
         TypeError: an unknown argument, or an unknown option in ``generate_kwargs``.
     """
 

@@ -97,15 +97,15 @@ def note(sources: Sequence[NodeWithScore] | None, response: ChatResponse) -> Non
 class WindowOrderPostprocessor(BaseNodePostprocessor):
     """Leaves each text in once, with its best score, and puts the nodes in order.
 
-    Nodes count as one if they share their node id, or their title and text up to letter case,
-    spacing and compatible characters (Unicode NFKC). What is left out is logged, and listed on a
-    copy of the node that stays, in its metadata under ``rag_windows_duplicates``. The caller's
-    nodes are not changed.
+    Nodes count as equal if they share their node id, or their title and text apart from letter
+    case, spacing and compatible characters (Unicode NFKC). Nodes that are left out are logged, and
+    listed in the metadata of a copy of the remaining node, under ``rag_windows_duplicates``. The
+    caller's nodes are not changed.
 
     Attributes:
-        order: "score", the best first (nodes without a score last); "score-ascending", its
-            reverse; "document", as they stand in their documents, the documents in order of their
-            best node; or "given".
+        order: "score", the best first (nodes without a score last); "score-ascending", the best
+            last; "document", in the order of their documents, of which the one with the best node
+            comes first; or "given".
     """
 
     order: Literal["score", "score-ascending", "document", "given"] = "score"

@@ -99,9 +99,9 @@ class WindowSynthesizer(BaseSynthesizer):
     """Reads every node in a window of its own and answers once.
 
     Use it as ``response_synthesizer=`` of any query engine. The response's source nodes are copies
-    (`SourceNode`) of the nodes with ids, scores and metadata kept; their metadata tells under
-    "attention_mass" what share of the attention each got while the answer was written (for a
-    stream: once it is through), and under "rag_windows_note" why a node made no window or several.
+    (`SourceNode`) of the nodes with their ids, scores and metadata. In addition, the metadata has
+    "attention_mass", the share of the attention that a node got while the answer was written (in a
+    stream at its end), and "rag_windows_note" where a node made no window or several.
 
     Args:
         llm: reads the windows.
@@ -111,7 +111,7 @@ class WindowSynthesizer(BaseSynthesizer):
         streaming: answer piece by piece.
         output_cls: answer as an object of this pydantic class; not with ``streaming``.
         callback_manager: for LlamaIndex's callbacks; given to the LLM too, as LlamaIndex does it.
-        empty_response: what is answered, without asking the model, if there are no nodes.
+        empty_response: the answer, without asking the model, if there are no nodes.
         chat_history: turns before the question, read as they are.
 
     Raises:
