@@ -280,13 +280,13 @@ class Budget:
         free = f" ({share} of what was free)" if "%" in share else ""
         caches = "its KV cache" if need.rows == 1 else f"each of its {need.rows} KV caches"
         return LimitError(
-            f"This question needs {_told(size)} of memory, and there are {_told(self.limit or 0)} "
-            f"for all that are answered at a time{free}. It reads {windows} tokens of prefix and "
-            f"passages that no memory holds yet, and {caches}, which grows by doubling, gets "
-            f"{need.own} ({need.new} of them new); a token takes {_told(self.sizes.token)}, and "
-            f"the largest forward pass {_told(self.sizes.pass_of([need], windows))}. Give fewer or "
-            "shorter passages, ask for fewer new tokens, or allow more with max_bytes (batch_bytes "
-            "in LangChain and LlamaIndex)."
+            f"This question needs {_told(size)} of memory, but the questions that are answered at "
+            f"a time may take {_told(self.limit or 0)}{free}. It has {windows} tokens of prefix "
+            f"and passages that are not in memory yet, and {caches}, which grows by doubling, has "
+            f"room for {need.own} ({need.new} of them new). A token takes "
+            f"{_told(self.sizes.token)}, and the largest forward pass "
+            f"{_told(self.sizes.pass_of([need], windows))}. Give fewer or shorter passages, ask "
+            "for fewer new tokens, or raise max_bytes (batch_bytes in LangChain and LlamaIndex)."
         )
 
 

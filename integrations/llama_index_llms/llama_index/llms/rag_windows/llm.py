@@ -111,11 +111,11 @@ class RagWindowsLLM(FunctionCallingLLM, ModelOptions):
     transformers' ``generate``) override those of the constructor; an unknown name is a
     ``TypeError``. Cancelling a task, or closing a stream, stops the work within a token.
 
-    Tools work with models whose chat template supports them, for which
-    ``metadata.is_function_calling_model`` is true: in ``chat_with_tools``, ``predict_and_call`` and their asynchronous and streaming forms,
-    `FunctionAgent` and `AgentWorkflow`. ``chat`` takes ``tools``, ``tool_choice`` and
-    ``parallel_tool_calls``. With the extra ``structured``, a forced call always fits its tool's
-    schema.
+    Tools work with models whose chat template supports them (then
+    ``metadata.is_function_calling_model`` is true): in ``chat_with_tools``, ``predict_and_call``
+    and their asynchronous and streaming forms, `FunctionAgent` and `AgentWorkflow`. ``chat`` takes
+    ``tools``, ``tool_choice`` and ``parallel_tool_calls``. With the extra ``structured``, a forced
+    call always fits its tool's schema.
 
     A template variable that holds `Parts` becomes windows. A structured answer is one forced tool
     call if the chat template allows forced calls, and JSON in the text otherwise and in streams;
