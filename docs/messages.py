@@ -111,7 +111,7 @@ def _messages(function: ast.AST | None, call: ast.Call) -> Iterator[Message]:
         words = " ".join(text.split())
         # Parts of other messages begin so; fewer words are a name or a kind.
         whole = not words.startswith("it ") and len(re.findall(r"[A-Za-z']{3,}", words)) > 2
-        if whole and (name != "tell" or words.startswith(("Note: ", "Error: "))):
+        if whole and (name != "tell" or re.match("(Note|Error): [A-Z]", words)):
             yield Message(str(kind), words)
 
 

@@ -21,7 +21,7 @@ class InputError(RagWindowsError):
 
 
 class LimitError(InputError):
-    """A passage, a query or a request is larger than a hard limit; raised before any work."""
+    """A passage, a query or a request is too large; nothing was computed."""
 
 
 class PromptError(InputError):
@@ -37,7 +37,7 @@ class ProfileError(InputError):
 
 
 class DataError(InputError):
-    """An evaluation's data, predictions or run folder can't be read; names file and record."""
+    """An evaluation's data, predictions or run folder can't be read; names the file and record."""
 
 
 class ModelError(RagWindowsError):
@@ -61,11 +61,11 @@ class GenerationError(RagWindowsError):
 
 
 class GenerationTimeoutError(GenerationError):
-    """Generation took longer than it was given."""
+    """Generation took longer than its timeout."""
 
 
 class CancelledGenerationError(GenerationError):
-    """Nobody waits for this generation any more."""
+    """Generation was cancelled, because nobody waits for it any more."""
 
 
 class DocumentError(RagWindowsError):

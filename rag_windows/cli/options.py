@@ -71,7 +71,9 @@ _LINKED = (
 )
 _FOLDER = "Folder of the passage cache. Default: the platform's cache folder."
 
-Model = Annotated[str, option("MODEL", "A shipped model, a local folder or a name on the Hub.")]
+Model = Annotated[
+    str, option("MODEL", "The shipped tiny-reader, a local folder or a name on the Hub.")
+]
 LinkTokens = Annotated[Any, option("K", _LINKED, parser=_link_tokens)]
 PassageWords = Annotated[int, count("Approximate length of a passage in words.")]
 System = Annotated[

@@ -65,8 +65,8 @@ def resolve(method: str | Method | Mapping[str, Any]) -> Method:
     values = {name: _parameter(value) for name, value in described.items() if name != "name"}
     if "reader" in values and not issubclass(kind, Composed):
         raise MethodError(
-            f"{method!r} can't be combined so: {kind.name} reads windows itself and must stand "
-            "last. Before a '+' use only "
+            f"{method!r} is not a valid combination: {kind.name} reads windows itself and must "
+            "stand last. Before a '+' use only "
             f"{sorted(one for one in METHODS if issubclass(METHODS[one], Composed))}."
         )
     _check_names(kind.name, values, _fields(kind))

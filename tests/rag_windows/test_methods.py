@@ -119,7 +119,7 @@ def test_methods_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     assert resolve("codebook:size=none").size is None  # type: ignore[attr-defined]  # a Codebook
     assert registry.names_in("pcw, ape:scale=1,form=as used") == ["pcw", "ape:scale=1,form=as used"]
     for name, message in {
-        "ape+pcw": r"ape\+pcw' can't be combined so: ape reads windows itself.*'wrapper'",
+        "ape+pcw": r"ape\+pcw' is not a valid combination: ape reads windows itself.*'wrapper'",
         "wrapper+apex": r"Unknown method 'apex' in",
         "wrapper+": "Unknown method ''",
         "wrapper+sequential": "wrapper can't be combined with sequential",
