@@ -268,8 +268,10 @@ def test_commands_name_extras_that_exist() -> None:
     assert [one for one in extras if one[1] not in project()["optional-dependencies"]] == []
 
 
-def test_makefile_installs_the_pinned_torch() -> None:
-    assert f"TORCH := torch=={constraints()['torch']}\n" in (ROOT / "Makefile").read_text()
+def test_makefile_installs_the_pinned_torch_and_every_extra() -> None:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    assert f"TORCH := torch=={constraints()['torch']}\n" in makefile
+    assert f"EXTRAS := {','.join(sorted(project()['optional-dependencies']))}\n" in makefile
 
 
 def test_every_dependency_is_described() -> None:
