@@ -63,15 +63,14 @@ def _unpack(function: griffe.Function) -> None:
     """Put the fields of a TypedDict in the place of ``**options: Unpack[Options]``."""
     for parameter in list(function.parameters):
         annotation = parameter.annotation
-        if isinstance(annotation, griffe.ExprSubscript) and str(annotation.left) == "Unpack":
-            del function.parameters[parameter.name]
-            options = function.modules_collection[annotation.slice.canonical_path]
-            for field in options.attributes.values():
-                kind = griffe.ParameterKind.keyword_only
-                one = griffe.Parameter(
-                    field.name, annotation=field.annotation, kind=kind, default="..."
-                )
-                function.parameters.add(one)
+        if not isinstance(annotation, griffe.ExprSubscript) or str(annotation.left) != "Unpack":
+            continue
+        del function.parameters[parameter.name]
+        options = function.resolve(str(annotation.slice))
+        for name, field in function.modules_collection[options].attributes.items():
+            kind = griffe.ParameterKind.keyword_only
+            one = griffe.Parameter(name, annotation=field.annotation, kind=kind, default="...")
+            function.parameters.add(one)
 
 
 def _linked(owner: griffe.Object, found: re.Match[str]) -> str:
