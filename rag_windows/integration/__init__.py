@@ -113,8 +113,10 @@ def method_of(
     """A method out of its name, itself, or what `describe` made of it.
 
     Args:
-        numbers: parameters to set, each in the method or in the one that it stands on.
-        link_tokens, link_choose: make it a `rag_windows.Linked`, where tokens are given.
+        numbers: parameters to set, each in the method or in its reader.
+        value: the name, the method, or the description.
+        link_tokens: where given, make it a `rag_windows.Linked`.
+        link_choose: which tokens that encodes again, as for `rag_windows.Linked`.
 
     Raises:
         MethodError: an unknown name, or numbers that it does not have or that are out of range.
@@ -138,23 +140,23 @@ class ModelOptions(BaseModel):
         model_kwargs: for ``AutoModelForCausalLM.from_pretrained``: quantization_config, ...
         method: how the windows are read: "ape", "pcw", "sequential", ... or a `Method`; None takes
             that of the calibration's profile, that of ``lm``, or "ape".
-        link_tokens: tokens of each window that are encoded in sight of the others: a number (int),
-            a share (float), or "all"; see `rag_windows.Linked`.
-        link_choose: which ones: "first", or those of largest "deviation".
-        fallback: "sequential" or a `rag_windows.Guard`: where windows are likely to lose, passages
-            are read one after the other, and the answer's ``fallback`` says so.
+        link_tokens: tokens of each window to encode again with the other windows in view: a number
+            (int), a share (float), or "all"; see `rag_windows.Linked`.
+        link_choose: which tokens: the "first" ones, or those with the largest "deviation".
+        fallback: "sequential" or a `rag_windows.Guard`: where windows are likely to answer worse,
+            passages are read one after the other, and the answer's ``fallback`` says so.
         max_window_tokens: a longer passage becomes several windows.
         header: line above each passage: "title", "none", "number", "number+title", or a function.
         template_kwargs: variables of the chat template, such as ``{"enable_thinking": False}``.
         temperature: 0 takes the likeliest token, more samples; None leaves it to the model.
         top_p: nucleus sampling.
-        generate_kwargs: for transformers' ``generate``; those of a call go before.
-        batch_rows: so many calls that are made at once, by tasks or by threads, are answered
-            together: one forward pass gives each its next token, and passages that several read
-            are held once. More wait in line. 1 answers each call by itself.
-        batch_bytes: memory that they may take together: bytes, a text such as "8GiB", or a share
-            of what is free, such as "50%"; None for 75% of what is free. More wait in line; a call
-            that needs more than that by itself is a `LimitError`.
+        generate_kwargs: for transformers' ``generate``; those of a call override them.
+        batch_rows: number of calls, by tasks or by threads, that are answered together: one forward
+            pass gives each its next token, and passages that several calls read are held once. The
+            others wait. 1 answers one call after the other.
+        batch_bytes: memory for the calls that are answered together: bytes, a text such as "8GiB",
+            or a share of what is free, such as "50%"; None for 75% of what is free. The others
+            wait; a call that needs more on its own is a `LimitError`.
     """
 
     device_map: Any = None
