@@ -42,14 +42,18 @@ class Message:
 
 @functools.cache
 def messages() -> tuple[Message, ...]:
-    """All of them, in the order of kinds, files and lines, each once."""
+    """All of them, each once, by kind and in alphabetical order."""
     found: dict[Message, None] = {}
     for tree in _trees().values():
         for function, call in _calls(tree):
             for one in _messages(function, call):
                 found[one] = None
     kinds = [*errors(), OPTIONS, NOTES]
-    return tuple(sorted(found, key=lambda one: kinds.index(one.kind)))
+
+    def place(one: Message) -> tuple[int, str]:
+        return kinds.index(one.kind), re.sub(r"^\W+", "", one.text).lower()
+
+    return tuple(sorted(found, key=place))
 
 
 @functools.cache

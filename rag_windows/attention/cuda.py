@@ -201,7 +201,10 @@ def call(items: Items, query: torch.Tensor, *, apart: bool = False) -> Answered:
     key, (tokens, heads, dim) = items.key, query.shape
     fits = query.dtype == key.dtype and query.device == key.device and dim == key.shape[3]
     if not fits or tokens < items.tokens or heads % key.shape[1]:
-        raise RagWindowsError("The CUDA kernel was asked with another query than it was made for.")
+        raise RagWindowsError(
+            "The CUDA kernel got another query than it was made for. This is a bug in "
+            "rag-windows: please report it."
+        )
     (steps, back, places), made, own = items.plan(heads), [], []
     with record_function(NAME):
         for runs, merges in steps:

@@ -134,7 +134,10 @@ class Items:
         self.dtype, self.kv_heads, self.dim = key.dtype, key.shape[1], key.shape[3]
         self.value_dim = value.shape[3]
         if any(one.shape[3] != self.value_dim for _, one in self._kept):
-            raise RagWindowsError("The CPU kernel was given values of several sizes.")
+            raise RagWindowsError(
+                "The CPU kernel got values of several sizes. This is a bug in "
+                "rag-windows: please report it."
+            )
         self.made = made or cast(Kernel, kernel(self.dtype, self.dim, self.value_dim))
         self._shapes = [(item.groups, len(item.parts), len(item.tokens)) for item in items]
         tables, segments, settings = [], [], []
@@ -248,7 +251,10 @@ def call(items: Items, query: torch.Tensor, *, apart: bool = False) -> Answered:
     tokens, heads, dim = query.shape
     fits = query.dtype == items.dtype and dim == items.dim and query.stride(2) == 1
     if not fits or tokens < items.tokens or heads % items.kv_heads:
-        raise RagWindowsError("The CPU kernel was asked with another query than it was made for.")
+        raise RagWindowsError(
+            "The CPU kernel got another query than it was made for. This is a bug in "
+            "rag-windows: please report it."
+        )
     results, groups, threads = len(items.order), len(items.table), torch.get_num_threads()
     splits = min(-(-threads * _SHARES // (groups * items.kv_heads)), items.shares)
     output = query.new_empty(results, heads, items.value_dim, dtype=torch.float32)
