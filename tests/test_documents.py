@@ -390,20 +390,25 @@ def test_the_reference_has_every_public_name_once() -> None:
         assert hasattr(importlib.import_module(module), attribute), name
 
 
+def headings(page: Path) -> set[str]:
+    """What GitHub makes of a page's headings in addresses."""
+    lines = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", line.lower()).replace(" ", "-") for line in lines}
+
+
 def test_links_lead_somewhere() -> None:
     """Files of the repository; links between pages of the site are mkdocs' own concern."""
     wrong = []
     for page in (*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"):
-        if not page.exists():
-            continue
         text = page.read_text(encoding="utf-8")
         for target in re.findall(r"\]\(([^)\s]+)\)", text):
-            path = target.partition("#")[0]
+            path, _, heading = target.partition("#")
             ours = re.fullmatch(rf"(?:{REPOSITORY}/(?:blob|tree)|{RAW})/main/(.+)", path)
-            if ours:
-                found = (ROOT / ours[1]).exists()
-            else:
-                found = path.startswith(("http:", "https:")) or (page.parent / path).exists()
+            file = ROOT / ours[1] if ours else page.parent / path
+            elsewhere = not ours and path.startswith(("http:", "https:"))
+            found = elsewhere or file.exists()
+            if ours and heading and file.suffix == ".md":
+                found = heading in headings(file)
             if not found:
                 wrong.append(f"{page.name}: {target}")
     assert wrong == []
