@@ -6,6 +6,7 @@ import ctypes
 import dataclasses
 import logging
 import mmap
+import platform
 import shlex
 import sys
 import tempfile
@@ -23,7 +24,7 @@ from torch import Tensor
 from rag_windows import RagWindowsError
 from rag_windows.attention import backends, segments
 from rag_windows.attention.items import Answered, Item, Part
-from rag_windows.attention.native import build
+from rag_windows.attention.native import build, linear
 from rag_windows.attention.native import kernel as native
 
 Kind = tuple[torch.dtype, int, int]
@@ -422,6 +423,23 @@ def anew(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     made.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(made))
     return made
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="the options are those of x86")
+@pytest.mark.parametrize("without", ["-mno-avx512bf16", "-mno-avx512f", "-mno-avx512f -mno-avx"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_processors_with_shorter_vectors(
+    anew: Path, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, without: str
+) -> None:
+    compiler = build._compiler()
+    if compiler is None or build._openmp() is None:
+        pytest.skip("needs a C compiler, and PyTorch with OpenMP")
+    monkeypatch.setenv("CC", shlex.join([*compiler, *without.split()]))
+    made = native.kernel(dtype, 80, 48)  # compared with the reference before it serves
+    assert made is not None
+    assert not made.many
+    assert native.kernel(dtype, 32, 32) is not None
+    assert linear._checked(dtype) is not None
 
 
 def left_out(caplog: pytest.LogCaptureFixture, what: str, level: int = logging.INFO) -> None:
