@@ -129,7 +129,8 @@ def progress(what: str) -> Iterator[Counted]:
     except ValueError:
         first_s = 2.0
     terminal = Console(stderr=True)
-    live = sys.stderr.isatty() and not terminal.is_dumb_terminal
+    # A process may be started without standard error.
+    live = sys.stderr is not None and sys.stderr.isatty() and not terminal.is_dumb_terminal
     shown = _LiveLine(what, terminal) if live else _PlainLines(what)
     over = threading.Event()
     thread = threading.Thread(
