@@ -98,6 +98,15 @@ def test_help_and_errors_of_use_do_not_wait_for_torch(args: list[str], python: P
     assert done.returncode == (2 if "ask" in args and "--help" not in args else 0)
 
 
+def test_without_standard_error_it_answers(python: Process) -> None:
+    done = python(
+        "import sys\nsys.stderr = None\nfrom rag_windows.cli.commands import app\n"
+        "sys.argv = ['rag-windows', 'ask', 'What does Zelwick Academy make?', '--json']\napp()",
+        RAG_WINDOWS_PROGRESS_S="60",
+    )
+    assert (done.returncode, json.loads(done.stdout)["answer"]) == (0, "cheese")
+
+
 def test_without_a_command_it_shows_what_to_type_first(python: Process) -> None:
     done = python("from rag_windows.cli.commands import app\napp(prog_name='rag-windows', args=[])")
     lines = [line.partition("  #")[0].split() for line in done.stdout.splitlines()]
