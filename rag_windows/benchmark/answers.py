@@ -218,6 +218,6 @@ def new_cache(tier: str = "memory", **options: Any) -> Iterator[PassageCache]:
         if held is not None and (held.evictions or held.refused or held.failed):
             raise InputError(
                 f"The cache's tier {tier!r} could not hold the windows of this context in "
-                f"{held.limit_bytes} bytes (of host memory, a quarter of what is free). Use a "
+                f"{held.limit_bytes:,} bytes (of host memory, a quarter of what is free). Use a "
                 "smaller --context or fewer --questions."
             )

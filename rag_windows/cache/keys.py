@@ -24,7 +24,9 @@ def is_key(text: object) -> bool:
 def check_key(key: str) -> str:
     """Return a key; nothing else may name a file."""
     if not is_key(key):
-        raise CacheError(f"A cache key must have 64 lowercase hexadecimal characters, not {key!r}.")
+        raise CacheError(
+            f"A cache key must have 64 lowercase hexadecimal characters, not {key!r:.80}."
+        )
     return key
 
 

@@ -76,8 +76,8 @@ class Index:
                 raise CacheError(
                     f"The book in {str(self._folder)!r} is being changed by process "
                     f"{lock.read_text('ascii', 'replace') or '?'}, which has not finished within "
-                    f"{self._wait_s} s. Try again later, or with a larger wait_s. If that process "
-                    "was stopped or hangs, continue it or end it."
+                    f"{self._wait_s:g} s. Try again later, or with a larger wait_s. If that "
+                    "process was stopped or hangs, continue it or end it."
                 )
         except OSError as error:
             raise CacheError(f"The book can't be changed: {error}.") from error

@@ -55,7 +55,9 @@ def test_noise_alone_does_not_beat_the_default(seed: int) -> None:
     assert choice.best != DEFAULT  # the luckiest of many
     replaced, sentence = calibrate.verdict(choice.best, DEFAULT, choice.held_out)
     assert not replaced
-    assert sentence.startswith("No setting beats the default ape(temperature=0.9, scale=0.9)")
+    assert sentence.startswith(
+        "No setting reliably beats the default ape(temperature=0.9, scale=0.9)"
+    )
 
 
 def test_folds_never_judge_what_they_chose() -> None:
