@@ -26,7 +26,9 @@ EXIT_ERROR = 2
 
 def tell(message: str) -> None:
     """Print one line to stderr, whatever the message holds."""
-    print(one_line(message), file=sys.stderr, flush=True)
+    # Without standard error, print() would take standard output.
+    if sys.stderr is not None:
+        print(one_line(message), file=sys.stderr, flush=True)
 
 
 class Group(TyperGroup):

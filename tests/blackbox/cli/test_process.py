@@ -102,7 +102,7 @@ def test_without_standard_error_it_answers(python: Process) -> None:
     done = python(
         "import sys\nsys.stderr = None\nfrom rag_windows.cli.commands import app\n"
         "sys.argv = ['rag-windows', 'ask', 'What does Zelwick Academy make?', '--json']\napp()",
-        RAG_WINDOWS_PROGRESS_S="60",
+        RAG_WINDOWS_PROGRESS_S="0.1",
     )
     assert (done.returncode, json.loads(done.stdout)["answer"]) == (0, "cheese")
 
