@@ -132,7 +132,7 @@ def described(words: str) -> Iterator[str]:
     for parameter in command.params:
         name, meaning = parameter.get_help_record(context)
         shown = re.sub(r"\s+", " ", _escaped(meaning))
-        yield "| `{}` | {} |".format(name.replace("|", r"\|"), shown.replace("|", r"\|"))
+        yield "| `{}` | {} |".format(name, shown.replace("|", r"\|"))
     yield "\n</details>"
 
 
