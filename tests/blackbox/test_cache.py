@@ -16,7 +16,8 @@ from tests.blackbox.conftest import ANSWER, Process, Run
 from tests.rag_windows import small
 
 WITHOUT_LOCKS = """
-import os, sys
+import os, shutil, sys
+shutil._use_fd_functions = False  # asked for when it was imported
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM, PreTrainedModel
 sys.modules["fcntl"] = None

@@ -132,7 +132,7 @@ def test_options_reach_the_engine(ask: Told, run: Run, model: str) -> None:
     fallen = ask("--fallback", "sequential")
     assert (fallen["answer"], fallen["fallback"]["taken"]) == (changes[0], True)
     assert fallen["fallback"]["signal"] == "few short passages"
-    assert "Note: Guard (few short passages): 2 passages of" in fallen["notes"]
+    assert "The passages were read one after the other, because" in fallen["notes"]
 
 
 def test_the_environment_names_a_default_model(
