@@ -49,11 +49,24 @@ INLINE void few_scores(few_room *in, int row, int rows, int64_t first, int n, co
             UNROLLED for (int k = 0; k < n; k++) in->scores[r][first + k] = sum(all[r * n + k]);
 }
 
+/* The same for the keys from `first` on that are too few for that. */
+static void few_scores_left(
+    few_room *in, int row, int rows, int64_t first, int64_t keys, const chunk *of
+) {
+    for (int64_t j = first; j < keys; j++)
+        for (int r = 0; r < rows; r++) {
+            floats all = {};
+            for (int d = 0; d < DIM; d += LANES)
+                all += widened(of->key + j * of->key_step + d) * load(in->query[row + r] + d);
+            in->scores[r][j] = sum(all);
+        }
+}
+
 INLINE void few_products(few_room *in, int row, int rows, int64_t keys, const chunk *of) {
     const int n = FEW_SUMS > rows ? FEW_SUMS / rows : 1;
     int64_t j = 0;
     for (; j + n <= keys; j += n) few_scores(in, row, rows, j, n, of);
-    for (; j < keys; j++) few_scores(in, row, rows, j, 1, of);
+    few_scores_left(in, row, rows, j, keys, of);
 }
 
 INLINE void few_mix(

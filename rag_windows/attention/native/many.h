@@ -118,7 +118,7 @@ INLINE void transpose(__m512i of[LANES]) {
 /* Keys and values of a chunk in pairs; zeros behind the last one, whose weight is 0. */
 static void many_pack(many_room *in, const chunk *of) {
     for (int64_t j = 0; j < CHUNK && j < (of->keys + STRETCH - 1) / STRETCH * STRETCH; j += LANES)
-        UNROLLED for (int d = 0; d < DIM / 2; d += LANES) {
+        for (int d = 0; d < DIM / 2; d += LANES) {
             const int pairs = DIM / 2 - d < LANES ? DIM / 2 - d : LANES;
             __m512i block[LANES];
             UNROLLED for (int k = 0; k < LANES; k++)
@@ -128,7 +128,7 @@ static void many_pack(many_room *in, const chunk *of) {
                       )
                     : _mm512_setzero_si512();
             transpose(block);
-            UNROLLED for (int i = 0; i < pairs; i++) _mm512_storeu_si512(in->key[d + i] + j, block[i]);
+            for (int i = 0; i < pairs; i++) _mm512_storeu_si512(in->key[d + i] + j, block[i]);
         }
     const __m256i nothing = _mm256_setzero_si256();
     for (int64_t j = 0; j < padded(of->keys); j += 2) {
