@@ -250,6 +250,31 @@ class LogprobRecorder(LogitsProcessor):
         return TokenLogprob(token, float(row[token]), tuple(top))
 
 
+class Penalties(LogitsProcessor):
+    """Makes tokens that stand in one answer already less likely, as OpenAI's API defines it.
+
+    From a token's logit goes ``frequency`` times how often it was generated, and ``presence`` once.
+    Tokens of the prompt do not count.
+    """
+
+    def __init__(self, frequency: float, presence: float) -> None:
+        self._frequency, self._presence = frequency, presence
+        self._prompt: int | None = None
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        """Scores, (1, vocabulary)."""
+        if len(scores) != 1:
+            raise GenerationError(
+                "Penalties need a single sequence. Leave num_beams and num_return_sequences out."
+            )
+        length = input_ids.shape[1]
+        self._prompt = length if self._prompt is None else min(self._prompt, length)
+        ids, counts = input_ids[0, self._prompt :].unique(return_counts=True)
+        scores = scores.clone()
+        scores[0, ids] -= self._frequency * counts.to(scores.dtype) + self._presence
+        return scores
+
+
 def recorder_of(options: dict[str, Any]) -> LogprobRecorder | None:
     """Take ``logprobs`` and ``top_logprobs`` out of the options of ``generate``.
 

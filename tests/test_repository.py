@@ -155,7 +155,9 @@ EXTRAS_OF = {
     "rag_windows/benchmark": ("gguf",),
     "rag_windows/calibration": ("figures",),
     "rag_windows/attention/kernels": ("cuda",),
+    "rag_windows/cli": ("server",),
     "rag_windows/evaluation": ("eval",),
+    "rag_windows/server": ("server",),
     "retrievers/rag_windows_retrievers": ("pdf", "retrievers"),
     "integrations/langchain": ("langchain", "retrievers"),
     "integrations/llama_index_llms": ("llama-index", "retrievers"),
@@ -173,6 +175,7 @@ EXTRAS_OF = {
         "pdf",
         "peft",
         "retrievers",
+        "server",
     ),
 }
 GROUP_OF = {"training": "test", "examples": "test", "tests": "test", "docs": "docs"}

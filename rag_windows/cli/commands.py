@@ -21,6 +21,7 @@ from rag_windows.cli.cache import cache
 from rag_windows.cli.calibrate import calibrate
 from rag_windows.cli.evaluation.app import evaluation
 from rag_windows.cli.options import ModelOptions, count, option
+from rag_windows.cli.serve import serve
 from rag_windows.evaluation.files import write_whole
 from rag_windows.prompt.visible_text import encodable, one_line
 
@@ -68,7 +69,7 @@ def rag_windows(
     """Answer questions over documents; each retrieved passage is read in a window of its own."""
 
 
-for command in (ask, chat, demo, calibrate):
+for command in (ask, chat, demo, serve, calibrate):
     app.command()(command)
 
 

@@ -53,13 +53,13 @@ from rag_windows.passage import Passage, passage_of
 from rag_windows.prefill import EncodedContext
 from rag_windows.prompt.answer_form import alike, check_schema
 from rag_windows.prompt.answer_form import available as schemas_available
-from rag_windows.prompt.conversation import BaseLayout, ChatTemplate, Conversation
+from rag_windows.prompt.conversation import BaseLayout, ChatTemplate, Conversation, search_text
 from rag_windows.prompt.tokenizing import Boundary, Piece
 from rag_windows.prompt.tools import AnswerReader, ToolAnswer, ToolFormat
 from rag_windows.prompt.visible_text import one_line
 from rag_windows.request import PassageLike
 from rag_windows.results import Generation, carried
-from rag_windows.sampling import sampling_options, whole_number
+from rag_windows.sampling import Penalties, sampling_options, whole_number
 
 __all__ = [
     "AnswerReader",
@@ -73,6 +73,7 @@ __all__ = [
     "ModelOptions",
     "ModelSource",
     "PassageLike",
+    "Penalties",
     "Piece",
     "ToolAnswer",
     "ToolFormat",
@@ -85,9 +86,11 @@ __all__ = [
     "describe",
     "folder_state",
     "guard_of",
+    "joined_messages",
     "leading_ids",
     "likelihoods",
     "load_shared",
+    "logprob_content",
     "method_of",
     "one_line",
     "one_way",
@@ -97,9 +100,11 @@ __all__ = [
     "profile_of",
     "sampling_options",
     "schemas_available",
+    "search_text",
     "unalias",
     "warn_without_windows",
     "whole_number",
+    "without_calls",
 ]
 
 
@@ -259,6 +264,50 @@ def call_entry(name: str, arguments: Any, identity: str | None) -> dict[str, Any
     """A tool's call in the form of OpenAI's chat API, which chat templates read, too."""
     function = {"name": name, "arguments": arguments}
     return {"id": identity, "type": "function", "function": function}
+
+
+def without_calls(read: list[dict[str, Any]], brought: set[str]) -> list[dict[str, Any]]:
+    """Messages but calls of tools that brought documents and nothing else, and their results."""
+    asked = [{call["id"] for call in said.get("tool_calls", ())} for said in read]
+    hidden = brought - {id_ for ids in asked if not ids <= brought for id_ in ids}
+    return [
+        said
+        for said, ids in zip(read, asked, strict=True)
+        if said.get("tool_call_id") not in hidden and not (ids and ids <= hidden)
+    ]
+
+
+def joined_messages(read: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Messages with those of one role, beside calls of tools, put together."""
+    joined: list[dict[str, Any]] = []
+    for said in read:
+        last = joined[-1] if joined else {}
+        if last.keys() == said.keys() == {"role", "content"} and last["role"] == said["role"]:
+            both = (last["content"], said["content"])
+            joined[-1] = {**said, "content": "\n\n".join(part for part in both if part)}
+        else:
+            joined.append(said)
+    return joined
+
+
+def logprob_content(generation: Generation, tokenizer: Any) -> list[dict[str, Any]]:
+    """The log-probabilities of an answer's tokens as OpenAI's models tell them.
+
+    ``bytes`` of a token that is part of a character are None.
+    """
+    noted = list(generation.logprobs or ())
+    while noted and noted[-1].id in tokenizer.all_special_ids:
+        noted.pop()
+
+    def entry(id_: int, logprob: float) -> dict[str, Any]:
+        text = str(tokenizer.decode([id_]))
+        whole = "\ufffd" not in text
+        return {"token": text, "bytes": [*text.encode()] if whole else None, "logprob": logprob}
+
+    return [
+        {**entry(one.id, one.logprob), "top_logprobs": [entry(*other) for other in one.top]}
+        for one in noted
+    ]
 
 
 def answer_record(generation: Generation) -> dict[str, Any]:

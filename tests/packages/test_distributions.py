@@ -68,6 +68,7 @@ LACKS = {
     "peft": "rag_windows.WindowedLM.from_pretrained('adapter')",
     "gguf": "rag_windows.WindowedLM.from_pretrained('small.gguf')",
     "pdf": ["ask", "Who?", "--docs", "small.pdf", "--model", "tiny-reader"],
+    "server": ["serve"],
     "eval": ["eval", "inscit", "--data", "dev.json", "--model", "tiny-reader"],
     "figures": ["calibrate", "--docs", "notes", "--model", "tiny-reader", "--plot", "heat.png"],
 }

@@ -39,9 +39,12 @@ from rag_windows.integration import (
     call_entry,
     carried,
     describe,
+    joined_messages,
+    logprob_content,
     one_way,
     passage_list,
     passage_of,
+    without_calls,
 )
 
 # Documents marked in text
@@ -185,31 +188,7 @@ def conversation(
         read.append(said)
     with in_langchain_terms():
         passages = one_way({"documents=": passage_list("documents", documents), **ways})
-    return _joined(read if tools else _without_calls(read, brought)), passages
-
-
-def _without_calls(read: list[dict[str, Any]], brought: set[str]) -> list[dict[str, Any]]:
-    """Messages but calls of tools that brought documents and nothing else, and their results."""
-    asked = [{call["id"] for call in said.get("tool_calls", ())} for said in read]
-    hidden = brought - {id_ for ids in asked if not ids <= brought for id_ in ids}
-    return [
-        said
-        for said, ids in zip(read, asked, strict=True)
-        if said.get("tool_call_id") not in hidden and not (ids and ids <= hidden)
-    ]
-
-
-def _joined(read: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Messages with those of one role, beside calls of tools, put together."""
-    joined: list[dict[str, Any]] = []
-    for said in read:
-        last = joined[-1] if joined else {}
-        if last.keys() == said.keys() == {"role", "content"} and last["role"] == said["role"]:
-            both = (last["content"], said["content"])
-            joined[-1] = {**said, "content": "\n\n".join(part for part in both if part)}
-        else:
-            joined.append(said)
-    return joined
+    return joined_messages(read if tools else without_calls(read, brought)), passages
 
 
 def _artifact(message: BaseMessage) -> list[Passage]:
@@ -315,27 +294,8 @@ def response_metadata(call: ModelCall, generation: Generation) -> dict[str, Any]
         **answer_record(generation),
     }
     if generation.logprobs is not None:
-        told["logprobs"] = _logprobs(generation, call.lm.tokenizer)
+        told["logprobs"] = {"content": logprob_content(generation, call.lm.tokenizer)}
     return told
-
-
-def _logprobs(generation: Generation, tokenizer: Any) -> dict[str, Any]:
-    """As OpenAI's models tell them; ``bytes`` of a token that is part of a character are None."""
-    noted = list(generation.logprobs or ())
-    while noted and noted[-1].id in tokenizer.all_special_ids:
-        noted.pop()
-
-    def entry(id_: int, logprob: float) -> dict[str, Any]:
-        text = str(tokenizer.decode([id_]))
-        whole = "\ufffd" not in text
-        return {"token": text, "bytes": [*text.encode()] if whole else None, "logprob": logprob}
-
-    return {
-        "content": [
-            {**entry(one.id, one.logprob), "top_logprobs": [entry(*other) for other in one.top]}
-            for one in noted
-        ]
-    }
 
 
 def as_message(call: ModelCall, generation: Generation, *, streamed: bool = False) -> AIMessage:

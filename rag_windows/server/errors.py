@@ -1,0 +1,115 @@
+"""Errors of requests in the form of OpenAI's API."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fastapi.responses import JSONResponse
+from pydantic import ValidationError
+
+from rag_windows.errors import (
+    CancelledGenerationError,
+    GenerationError,
+    GenerationTimeoutError,
+    InputError,
+    LimitError,
+    RagWindowsError,
+    ToolsUnsupportedError,
+)
+
+INVALID = "invalid_request_error"
+_SERVER = "server_error"
+
+
+class ApiError(Exception):
+    """An answer that is an error, ``{"error": {"message", "type", "param", "code"}}``.
+
+    Attributes:
+        status: of HTTP.
+        headers: of the answer.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        type: str = INVALID,
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status, self.headers = status, dict(headers or {})
+        self.error = {"message": message, "type": type, "param": param, "code": code}
+
+    def response(self) -> JSONResponse:
+        """The same as what is sent."""
+        return JSONResponse({"error": self.error}, self.status, self.headers)
+
+
+def refused(param: str, why: str, code: str = "unsupported_parameter") -> ApiError:
+    """A parameter that this server does not take; ``why`` is a sentence with what to do."""
+    return ApiError(400, f"{param}: {why}", param=param, code=code)
+
+
+def busy(status: int, message: str, retry_after: int) -> ApiError:
+    """Too many requests (429), or none now (503)."""
+    kind = ("rate_limit_error", "queue_full") if status == 429 else (_SERVER, "unavailable")
+    headers = {"Retry-After": str(retry_after)}
+    return ApiError(status, message, type=kind[0], code=kind[1], headers=headers)
+
+
+def of(error: RagWindowsError) -> ApiError:
+    """An error of the engine as the answer to a request."""
+    told = str(error)
+    if isinstance(error, LimitError):
+        return ApiError(400, told, code="context_length_exceeded")
+    if isinstance(error, ToolsUnsupportedError):
+        return ApiError(400, told, param="tools", code="unsupported_parameter")
+    if isinstance(error, InputError) or type(error) is GenerationError:
+        return ApiError(400, told, code="invalid_value")
+    if isinstance(error, GenerationTimeoutError):
+        # Asking again would take as long, and openai's client would do so by itself.
+        again = {"x-should-retry": "false"}
+        return ApiError(504, told, type=_SERVER, code="timeout", headers=again)
+    if isinstance(error, CancelledGenerationError):
+        return busy(503, "The server ended this answer, because it stops.", 5)
+    return internal()
+
+
+def internal() -> ApiError:
+    """What is not the request's fault; its details stand in the server's log."""
+    told = "The server failed to answer. Its log has the details under this request's id."
+    return ApiError(500, told, type=_SERVER, code="internal_error")
+
+
+def malformed(error: ValidationError) -> ApiError:
+    """The first thing that is wrong with a body."""
+    first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+    param = _place(first["loc"])
+    if first["type"] == "extra_forbidden":
+        told = f"Unrecognized request argument supplied: {param}"
+        return ApiError(400, told, param=param, code="unknown_parameter")
+    if first["type"] == "missing":
+        told = f"Missing required parameter: '{param}'."
+        return ApiError(400, told, param=param, code="missing_required_parameter")
+    told = f"{param}: {first['msg'].removeprefix('Value error, ')}"
+    return ApiError(400, told, param=param or None, code="invalid_value")
+
+
+# What pydantic puts between the names of fields: the kinds of a union.
+_KIND = re.compile(r"(str|int|float|bool|dict|list|tuple|none|function|literal|constrained)\b.*")
+
+
+def _place(loc: Sequence[Any]) -> str:
+    """A field as OpenAI writes it: ``messages[0].content``."""
+    place = ""
+    for part in loc:
+        if isinstance(part, int):
+            place += f"[{part}]"
+        elif not (place and _KIND.fullmatch(part)):
+            place += f".{part}" if place else part
+    return place

@@ -1,0 +1,168 @@
+"""What all routes share: who asks, the body, answers whole and streamed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from fastapi import Request, Response
+from fastapi.responses import StreamingResponse
+from pydantic import BaseModel
+from pydantic_core import from_json
+from starlette.types import Receive, Scope, Send
+
+from rag_windows import RagWindowsError, WindowedLM
+from rag_windows.server.answering import Answered, Answering, Piece, until_left
+from rag_windows.server.asked import Asked, Body
+from rag_windows.server.errors import ApiError, of
+from rag_windows.server.keys import Keys, Tenant
+from rag_windows.server.metrics import Metrics
+from rag_windows.server.settings import Settings
+
+T = TypeVar("T")
+B = TypeVar("B", bound=BaseModel)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Served:
+    """What the routes of one server answer with.
+
+    Attributes:
+        created: when it started, in seconds since 1970.
+        fingerprint: of the model and its method, as answers tell it.
+    """
+
+    lm: WindowedLM
+    settings: Settings
+    keys: Keys
+    metrics: Metrics
+    answering: Answering
+    created: int
+    fingerprint: str
+
+    def tenant(self, request: Request) -> Tenant:
+        """Who asks; ApiError 401 without a known key."""
+        return self.keys.tenant(request.headers.get("authorization"))
+
+    def operator(self, request: Request) -> Tenant:
+        """The same, who must be an operator; else ApiError 403."""
+        tenant = self.tenant(request)
+        if not tenant.operator:
+            told = "This route is for operators; this key is none of theirs."
+            raise ApiError(403, told, type="permission_error", code="operators_only")
+        return tenant
+
+    async def body(self, request: Request, kind: type[B]) -> B:
+        """A request's body, checked; a `Body` names the model, which must be this one.
+
+        Raises:
+            ApiError: it is too large, no JSON, or has fields that are refused.
+        """
+        if not request.headers.get("content-type", "").lower().startswith("application/json"):
+            told = "The body must be JSON. Send the header Content-Type: application/json."
+            raise ApiError(415, told, code="unsupported_media_type")
+        most, parts, size = self.settings.most_body_bytes, [], 0
+        async for part in request.stream():
+            size += len(part)
+            if size > most:
+                told = f"The body is larger than {most} bytes, the most that this server takes."
+                raise ApiError(413, told, code="body_too_large")
+            parts.append(part)
+        read = await self.in_thread(lambda: _read(b"".join(parts), kind))
+        if isinstance(read, Body) and read.model != self.settings.model_name:
+            told = f"The model {read.model!r:.100} is not served here; see GET /v1/models."
+            raise ApiError(404, told, param="model", code="model_not_found")
+        return read
+
+    async def in_thread(self, work: Callable[[], T]) -> T:
+        """Do some work beside the event loop."""
+        return await asyncio.to_thread(work)
+
+    async def whole(self, request: Request, question: Asked, tenant: Tenant) -> list[Answered]:
+        """All answers to a question, unless the client leaves."""
+        return await until_left(request, self.answering.answer(question, tenant))
+
+    def note(self, request: Request, question: Asked) -> None:
+        """Keep for the log whom a question is from."""
+        request.state.user = question.user
+
+    def json(self, answer: BaseModel) -> Response:
+        """An answer of openai's types, with what we add."""
+        return Response(answer.model_dump_json(exclude_unset=True), media_type="application/json")
+
+
+def _read(text: bytes, kind: type[B]) -> B:
+    try:
+        given = from_json(text, allow_inf_nan=False)
+    except ValueError as error:
+        told = f"The body is no JSON: {error}"
+        raise ApiError(400, told, code="invalid_json") from error
+    read: B = kind.read(given) if issubclass(kind, Body) else kind.model_validate(given)
+    return read
+
+
+class Stream(StreamingResponse):
+    """Server-sent events; however it ends, the work behind it ends with it."""
+
+    media_type = "text/event-stream"
+
+    @classmethod
+    async def begun(
+        cls,
+        request: Request,
+        pieces: AsyncGenerator[Piece, None],
+        shape: Callable[[AsyncGenerator[Piece, None]], AsyncGenerator[str, None]],
+    ) -> Stream:
+        """A stream whose first piece is there, so that errors before it have their own status."""
+        try:
+            first = await until_left(request, anext(pieces))
+        except BaseException:
+            await pieces.aclose()
+            raise
+
+        async def all_pieces() -> AsyncGenerator[Piece, None]:
+            yield first
+            async for piece in pieces:
+                yield piece
+
+        async def events() -> AsyncIterator[str]:
+            try:
+                async for one in shape(all_pieces()):
+                    yield one
+            except (RagWindowsError, ApiError) as error:
+                told = error if isinstance(error, ApiError) else of(error)
+                yield f"data: {json.dumps({'error': told.error})}\n\n"
+
+        made = cls(events(), headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
+        made._pieces = pieces
+        return made
+
+    _pieces: AsyncGenerator[Piece, None]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send it."""
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            await self._pieces.aclose()
+
+
+def event(data: BaseModel, name: str | None = None) -> str:
+    """A server-sent event with this as its JSON."""
+    head = "" if name is None else f"event: {name}\n"
+    return f"{head}data: {data.model_dump_json(exclude_unset=True)}\n\n"
+
+
+def new_id(kind: str) -> str:
+    """A name that nothing else has: ``chatcmpl-...``."""
+    return f"{kind}-{secrets.token_hex(12)}"
+
+
+def body_schema(kind: type[BaseModel]) -> dict[str, Any]:
+    """What the pages of the API tell about a body that a route reads by itself."""
+    schema = kind.model_json_schema()
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
