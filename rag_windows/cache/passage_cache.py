@@ -210,7 +210,7 @@ class PassageCache:
     def tenant(self, salt: str | bytes) -> PassageCache:
         """The same tiers and limits for another tenant: neither finds what the other stored.
 
-        `invalidate` acts on its own tenant. Counters, `remove`, `clear`, `prune` and `verify`
+        `invalidate` acts on its own tenant. Counters, `clear`, `prune` and `verify`
         concern all tenants together.
         """
         other = copy.copy(self)
