@@ -57,22 +57,27 @@ class Keys:
         try:
             text = Path(path).expanduser().read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            raise InputError(f"The key file {path} can't be read: {error}") from error
+            raise InputError(
+                f"The key file {path} can't be read: {error}. Check the path and its permissions."
+            ) from error
         found: dict[str, tuple[str, str, bool]] = {}
         for number, line in enumerate(text.splitlines(), 1):
             words = line.partition("#")[0].split()
             if not words:
                 continue
             if not (len(words) == 2 or (len(words) == 3 and words[2] == "operator")):
-                raise InputError(f"Line {number} of the key file {path} is no key. {_FORM}")
+                raise InputError(f"Line {number} of the key file {path} is not a key. {_FORM}")
             name, key = words[:2]
             if len(key) < _SHORTEST or not key.isascii():
                 raise InputError(
                     f"The key in line {number} of {path} must have at least {_SHORTEST} ASCII "
-                    "characters; make one with: openssl rand -hex 32"
+                    "characters. Make one with `openssl rand -hex 32`."
                 )
             if key in found:
-                raise InputError(f"The key in line {number} of {path} stands there twice.")
+                raise InputError(
+                    f"The key in line {number} of {path} appears twice. Give each "
+                    "tenant a key of its own."
+                )
             found[key] = (name, key, len(words) == 3)
         if not found:
             raise InputError(f"The key file {path} holds no keys. {_FORM}")
