@@ -7,7 +7,6 @@ docstrings. Nothing here imports the engine; the command line's own modules load
 from __future__ import annotations
 
 import functools
-import logging
 import re
 import sys
 from collections.abc import Iterator
@@ -18,7 +17,6 @@ import griffe
 import typer
 
 ROOT = Path(__file__).resolve().parent.parent
-log = logging.getLogger("mkdocs.hooks.rag_windows")
 
 _NAME = re.compile(r"(?<![`\w\[])`([A-Za-z_][\w.]*)`(?!`)")
 
@@ -145,11 +143,6 @@ def on_page_markdown(markdown: str, *, page: Any, **kwargs: Any) -> str:
     if page.file.src_path.startswith("api/"):
         page.meta["search"] = {"boost": 0.5}  # pages that explain come before the reference
     mark = re.compile(r"^<!-- options: (.+) -->$", flags=re.MULTILINE)
-    asked = mark.findall(markdown)
-    if asked and sorted(asked) != sorted(commands()):
-        wrong = ", ".join(sorted({*asked} ^ {*commands()})) or "one stands twice"
-        log.warning("%s: every command needs one place: %s", page.file.src_path, wrong)
-        return markdown
     return mark.sub(lambda found: "\n".join(described(found[1])), markdown)
 
 

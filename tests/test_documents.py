@@ -390,6 +390,18 @@ def test_the_reference_has_every_public_name_once() -> None:
         assert hasattr(importlib.import_module(module), attribute), name
 
 
+def test_the_page_of_the_command_line_has_every_command_once() -> None:
+    """Help and options are put in when the site is built."""
+
+    def named(words: str, command: Any) -> list[str]:
+        inner = getattr(command, "commands", {})
+        return [name for one in inner for name in named(f"{words} {one}", inner[one])] or [words]
+
+    page = (ROOT / "docs" / "command_line.md").read_text(encoding="utf-8")
+    marks = re.findall(r"^<!-- options: (.+) -->$", page, flags=re.MULTILINE)
+    assert sorted(f" {mark}" for mark in marks) == sorted(named("", get_command(app)))
+
+
 def headings(page: Path) -> set[str]:
     """What GitHub makes of a page's headings in addresses."""
     lines = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
