@@ -6,8 +6,10 @@ import gc
 import ipaddress
 import os
 import random
+import shutil
 import sys
 import tempfile
+from collections.abc import Iterator
 from typing import Any
 
 # These are read when the libraries are imported, so they are set before anything else. A home of
@@ -89,3 +91,18 @@ def seeded() -> None:
     """Start every test from the same random state, whatever ran before it."""
     random.seed(0)
     torch.manual_seed(0)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """A Chromium that is already there; Playwright's own are never downloaded."""
+    sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    names = ("chromium", "chromium-browser", "google-chrome")
+    path = next(filter(None, map(shutil.which, names)), None)
+    if path is None:
+        pytest.skip(f"no browser: none of {', '.join(names)} is on the path")
+    flags = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--no-first-run"]
+    with sync_api.sync_playwright() as playwright:
+        opened = playwright.chromium.launch(executable_path=path, args=flags)
+        yield opened
+        opened.close()

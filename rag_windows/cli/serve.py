@@ -7,6 +7,7 @@ from typing import Annotated
 
 from rag_windows.cli import options
 from rag_windows.cli.options import ModelOptions, SearchOptions, option
+from rag_windows.samples import sample_questions
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,9 +33,11 @@ def serve(*, search: SearchOptions, model: ModelOptions, server: ServeOptions) -
     retriever = None
     if search.docs or model.model is None:
         retriever = options.open_corpus(search, model.model)
+    # Nobody can guess what the sample documents tell of.
+    examples = () if search.docs or model.model else tuple(sample_questions()[:3])
     import uvicorn
 
     with options.loaded_model(model) as lm:
-        settings = Settings(model_name=model.name, top_k=search.top_k)
+        settings = Settings(model_name=model.name, top_k=search.top_k, examples=examples)
         app = create_app(lm, settings, retriever, keys=keys)
         uvicorn.run(app, host=server.host, port=server.port, log_level="warning")

@@ -20,7 +20,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from rag_windows import InputError, RagWindowsError, WindowedLM, __version__
 from rag_windows.integration import describe, one_line
-from rag_windows.server import chat
+from rag_windows.server import chat, page
 from rag_windows.server.answering import Answering, ClientLeft, Retriever
 from rag_windows.server.errors import ApiError, internal, of
 from rag_windows.server.keys import Keys
@@ -79,7 +79,7 @@ def create_app(
         redoc_url=None,
     )
     app.state.served = served
-    for made in (chat.routes, _routes):
+    for made in (chat.routes, page.routes, _routes):
         app.include_router(made(served))
     app.exception_handler(ApiError)(_answer_error)
     app.exception_handler(RagWindowsError)(_answer_error)

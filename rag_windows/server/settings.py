@@ -35,6 +35,7 @@ class Settings(BaseModel):
         timeout_s: seconds for an answer, after which it is ended with 504; None for no limit.
         cors: origins whose pages may ask; none by default.
         hosts: names in the Host header that are answered; empty for all.
+        examples: questions that the page at ``/`` offers to visitors.
         log_texts: whether questions and answers may stand in the log.
     """
 
@@ -62,4 +63,5 @@ class Settings(BaseModel):
     timeout_s: float | None = Field(default=600.0, gt=0)
     cors: tuple[str, ...] = ()
     hosts: tuple[str, ...] = ()
+    examples: tuple[str, ...] = ()
     log_texts: bool = False

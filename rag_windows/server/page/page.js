@@ -1,0 +1,357 @@
+// Asks a rag-windows server over its documents, and shows the answer with what was read.
+// Questions, answers and documents are strangers' texts: they become text nodes, never markup.
+
+const WAYS = {
+  windows: { name: "Windows", fields: {} },
+  sequential: { name: "Sequential", fields: { method: "sequential" } },
+};
+const SHOWN = 5; // passages before the fold
+const UNREADABLE = "The server's answer can't be read. Reload this page and ask again.";
+
+const [form, question, beside, stop, status, said, unlock, key, turns, anew] = [
+  "ask", "question", "beside", "stop", "status", "said", "unlock", "key", "turns", "anew",
+].map((id) => document.getElementById(id));
+
+let model = null; // the server's name for it; null until the server has told
+let accepted = ""; // the key; in this variable only, so that no other page of this host finds it
+let running = null; // what aborts the answer being written
+let conversation = []; // { question, answers: { windows: text, sequential: text } }
+
+class Refused extends Error {
+  constructor(message, locked = false) {
+    super(message);
+    this.locked = locked;
+  }
+}
+
+function make(tag, properties = {}, ...children) {
+  const element = Object.assign(document.createElement(tag), properties);
+  element.append(...children);
+  return element;
+}
+
+async function call(path, options = {}) {
+  const headers = { "Content-Type": "application/json" };
+  if (accepted) headers.Authorization = `Bearer ${accepted}`;
+  let response;
+  try {
+    response = await fetch(path, { ...options, headers });
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new Refused("The server can't be reached. Check that it is still running.");
+  }
+  if (response.ok) return response;
+  const told = await response.json().catch(() => null);
+  let message = told?.error?.message ?? `The server answered with error ${response.status}.`;
+  const wait = Number(response.headers.get("Retry-After"));
+  if (wait > 0) message += ` Try again in ${wait} ${wait === 1 ? "second" : "seconds"}.`;
+  throw new Refused(message, response.status === 401);
+}
+
+// The data of server-sent events, up to "[DONE]".
+async function* events(body) {
+  const reader = body.pipeThrough(new TextDecoderStream()).getReader();
+  let rest = "";
+  for (;;) {
+    let piece;
+    try {
+      piece = await reader.read();
+    } catch (error) {
+      if (error.name === "AbortError") throw error;
+      return; // the connection broke: whoever reads misses the end of the answer
+    }
+    if (piece.done) return;
+    rest += piece.value;
+    const blocks = rest.split(/\r?\n\r?\n/);
+    rest = blocks.pop();
+    for (const block of blocks) {
+      const lines = block.split(/\r?\n/).filter((line) => line.startsWith("data:"));
+      const data = lines.map((line) => line.slice(5).trim()).join("\n");
+      if (data === "[DONE]") return;
+      if (data) yield parsed(data);
+    }
+  }
+}
+
+function parsed(data) {
+  try {
+    return JSON.parse(data);
+  } catch {
+    throw new Refused(UNREADABLE);
+  }
+}
+
+async function load() {
+  const models = await (await call("v1/models")).json();
+  model = models.data[0].id;
+  document.getElementById("model").textContent = model;
+  const examples = await (await call("page/examples")).json();
+  const offer = (text) => {
+    const button = make("button", { type: "button", className: "plain", textContent: text });
+    button.addEventListener("click", () => {
+      question.focus(); // the button goes away
+      put(text);
+    });
+    return button;
+  };
+  const offers = examples.map((text) => make("li", {}, offer(text)));
+  document.getElementById("examples").replaceChildren(...offers);
+  document.getElementById("offered").hidden = !offers.length;
+}
+
+function messagesFor(way, asked) {
+  const earlier = conversation.flatMap((turn) => {
+    const content = turn.answers[way] ?? Object.values(turn.answers)[0];
+    return [{ role: "user", content: turn.question }, { role: "assistant", content }];
+  });
+  return [...earlier, { role: "user", content: asked }];
+}
+
+// One answer, written into its view. Throws Refused, or an AbortError.
+async function write(way, asked, view, signal) {
+  const started = performance.now();
+  const response = await call("v1/chat/completions", {
+    method: "POST",
+    signal,
+    body: JSON.stringify({
+      model,
+      messages: messagesFor(way, asked),
+      stream: true,
+      stream_options: { include_usage: true },
+      ...WAYS[way].fields,
+    }),
+  });
+  let first = null;
+  let finish = null;
+  let usage = null;
+  let citations = [];
+  let rag = {};
+  for await (const event of events(response.body)) {
+    if (event.error) throw new Refused(event.error.message);
+    usage = event.usage ?? usage;
+    const choice = event.choices?.[0];
+    if (!choice) continue;
+    if (choice.delta?.content) {
+      first ??= performance.now();
+      view.text.append(choice.delta.content);
+    }
+    citations = choice.delta?.citations ?? citations;
+    rag = choice.delta?.rag ?? rag;
+    finish = choice.finish_reason ?? finish;
+  }
+  if (!finish) throw new Refused("The answer broke off: the server closed the connection.");
+  const ended = performance.now();
+  if (finish === "length") view.note("Cut off at the limit of its length.");
+  if (!view.text.textContent) view.note("The answer is empty.");
+  if (rag.fallback) view.note(rag.fallback.message);
+  view.facts(started, first ?? ended, ended, usage, rag);
+  view.passages(citations, rag);
+}
+
+const seconds = (from, to) => `${((to - from) / 1000).toFixed(2)} s`;
+const count = (number) => number.toLocaleString("en");
+const percent = (weight) => `${(100 * weight).toFixed(0 < weight && weight < 0.0995 ? 1 : 0)}%`;
+
+// The place of one answer. `bars` are those of all answers to a question: they have one scale.
+function viewOf(way, place, bars) {
+  const text = make("div", { className: "text", dir: "auto" });
+  const box = make("section", { className: "answer" }, make("h3", { textContent: WAYS[way].name }), text);
+  box.setAttribute("aria-label", `${WAYS[way].name}: answer`);
+  box.setAttribute("aria-busy", "false");
+  place.append(box);
+  return {
+    box,
+    text,
+    note: (words, className = "soft") => box.append(make("p", { className, textContent: words })),
+    facts(started, first, ended, usage, rag) {
+      const facts = { "First token": seconds(started, first), "Whole answer": seconds(started, ended) };
+      if (usage) {
+        facts.Written = `${count(usage.completion_tokens)} tokens`;
+        const cached = usage.prompt_tokens_details?.cached_tokens ?? 0;
+        facts["From the cache"] = `${count(cached)} of ${count(usage.prompt_tokens)} tokens`;
+      }
+      if (rag.method) facts.Method = rag.method.name;
+      const pair = ([name, value]) =>
+        make("div", {}, make("dt", { textContent: name }), make("dd", { textContent: value }));
+      box.append(make("dl", {}, ...Object.entries(facts).map(pair)));
+    },
+    passages(citations, rag) {
+      box.append(make("h4", { textContent: "What it read, by share of its attention" }));
+      if (!citations.length) {
+        this.note("No passage.");
+        return;
+      }
+      const ranked = citations.toSorted((a, b) => b.weight - a.weight);
+      const rows = ranked.map((one) => make("li", {}, passage(one, bars)));
+      const widest = Math.max(...bars.map(({ weight }) => weight)) || 1;
+      for (const { fill, weight } of bars) fill.style.width = `${(100 * weight) / widest}%`;
+      box.append(make("ol", {}, ...rows.slice(0, SHOWN)));
+      const more = rows.slice(SHOWN);
+      if (more.length) {
+        const summary = make("summary", { textContent: `${more.length} more` });
+        box.append(make("details", { className: "more" }, summary, make("ol", {}, ...more)));
+      }
+      if (rag.query_weight != null) {
+        const instruction = rag.prefix_weight ? ` and the instruction ${percent(rag.prefix_weight)}` : "";
+        this.note(`The question and the answer itself got ${percent(rag.query_weight)}${instruction}.`);
+      }
+      for (const note of rag.notes ?? []) this.note(note);
+    },
+  };
+}
+
+// A row with name, bar and share of the attention; a click opens the text.
+function passage(one, bars) {
+  const name = make("bdi", { textContent: one.title || one.id || `Passage ${one.index + 1}` });
+  const fill = make("span", { className: "fill" });
+  bars.push({ fill, weight: one.weight });
+  const summary = make(
+    "summary",
+    {},
+    make("span", { className: "name" }, name),
+    make("span", { className: "track", ariaHidden: "true" }, fill),
+    make("span", { className: "amount", textContent: percent(one.weight) }),
+  );
+  const text = make("div", { className: "text", dir: "auto", textContent: one.text ?? "" });
+  if (one.text == null) text.textContent = "The server does not show this text.";
+  return make("details", { className: "passage" }, summary, text);
+}
+
+// Ends a view with an error; a missing key opens its field.
+function fail(view, error) {
+  if (error.name === "AbortError") {
+    view.note("Stopped.");
+    status.textContent = "Stopped.";
+    return;
+  }
+  if (!(error instanceof Refused)) {
+    console.error(error);
+    error = new Refused(UNREADABLE);
+  }
+  view.note(error.message, "bad");
+  status.textContent = error.message;
+  if (error.locked) lock();
+}
+
+function lock() {
+  unlock.hidden = false;
+  key.focus();
+}
+
+async function ask(asked) {
+  const ways = beside.checked ? ["windows", "sequential"] : ["windows"];
+  const answers = make("div", { className: "answers" });
+  const heading = make("h2", { textContent: asked, dir: "auto" });
+  const place = make("li", {}, heading, answers);
+  turns.append(place);
+  document.getElementById("welcome").hidden = true;
+  anew.hidden = false;
+  busy(true);
+  place.scrollIntoView({ block: "start" });
+  const controller = (running = new AbortController());
+  const turn = { question: asked, answers: {} };
+  const bars = [];
+  // One after the other, so that neither takes the other's time.
+  for (const way of ways) {
+    const view = viewOf(way, answers, bars);
+    view.box.setAttribute("aria-busy", "true");
+    status.textContent = ways.length > 1 ? `Answering: ${WAYS[way].name.toLowerCase()} …` : "Answering …";
+    let failure = null;
+    try {
+      if (!model) await load();
+      await write(way, asked, view, controller.signal);
+    } catch (error) {
+      failure = error;
+    }
+    if (running !== controller) return; // a new conversation began meanwhile
+    if (failure) fail(view, failure);
+    else status.textContent = "";
+    view.box.setAttribute("aria-busy", "false");
+    const text = view.text.textContent;
+    const stopped = controller.signal.aborted;
+    // What the user stopped belongs to the conversation; what broke off does not.
+    if (text && (stopped || !failure)) turn.answers[way] = text;
+    if (failure || stopped) break;
+  }
+  running = null;
+  said.textContent = Object.entries(turn.answers)
+    .map(([way, text]) => `${WAYS[way].name}: ${text}`)
+    .join("\n");
+  if (Object.keys(turn.answers).length) conversation.push(turn);
+  else question.value ||= asked;
+  if (document.activeElement === stop) question.focus();
+  busy(false);
+}
+
+// The button stays where it is, so that whoever stands on it with the keyboard isn't lost.
+function busy(is) {
+  stop.hidden = !is;
+  form.querySelector("[type=submit]").ariaDisabled = String(is);
+}
+
+// What was typed, or an example.
+function put(asked) {
+  if (running) {
+    status.textContent = "An answer is being written. Stop it, or wait for its end.";
+  } else if (!asked) {
+    status.textContent = "Write a question first.";
+    question.focus();
+  } else {
+    question.value = "";
+    ask(asked);
+  }
+}
+
+form.addEventListener("submit", (event) => {
+  event.preventDefault();
+  put(question.value.trim());
+});
+
+question.addEventListener("keydown", (event) => {
+  if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+  event.preventDefault();
+  form.requestSubmit();
+});
+
+document.addEventListener("keydown", (event) => {
+  if (event.key === "Escape") running?.abort();
+});
+
+stop.addEventListener("click", () => running?.abort());
+
+anew.addEventListener("click", () => {
+  running?.abort();
+  running = null;
+  conversation = [];
+  turns.replaceChildren();
+  status.textContent = said.textContent = "";
+  document.getElementById("welcome").hidden = false;
+  anew.hidden = true;
+  busy(false);
+  question.focus();
+});
+
+unlock.addEventListener("submit", async (event) => {
+  event.preventDefault();
+  const given = key.value.trim();
+  // What a header can't carry is no key.
+  accepted = /^[\x21-\x7e]+$/.test(given) ? given : "";
+  await begin();
+});
+
+// Learns the model's name, or that a key is wanted.
+async function begin() {
+  status.textContent = "";
+  try {
+    await load();
+    unlock.hidden = true;
+    key.value = "";
+    question.focus();
+  } catch (error) {
+    if (error.locked) lock();
+    status.textContent =
+      error.locked && !key.value ? "This server wants a key." : error.message;
+  }
+}
+
+begin();
