@@ -46,9 +46,9 @@ dist: $(VENV)/.dev ## wheels and sdists of all five distributions into dist/, ch
 		$(BIN)/pyproject-build --no-isolation --outdir dist "$$folder" || exit 1; \
 	done
 	$(BIN)/twine check --strict dist/*
-	@du -b dist/*
+	@wc -c dist/*
 
-test-dist: dist ## install each wheel by itself into a fresh environment and ask: 3 minutes
+test-dist: dist ## install each wheel by itself into a fresh environment and ask: 4 minutes
 	$(OFFLINE) $(BIN)/python -m pytest -m dist -o faulthandler_timeout=900 tests/packages $(ARGS)
 
 timing: $(VENV)/.dev ## tests that compare times, for a machine that does nothing else: 1 minute
