@@ -2,42 +2,114 @@
 
 from __future__ import annotations
 
+import ipaddress
+import logging
 from dataclasses import dataclass
 from typing import Annotated
 
-from rag_windows.cli import options
-from rag_windows.cli.options import ModelOptions, SearchOptions, option
+from rag_windows.cli import options, render
+from rag_windows.cli.options import ModelOptions, SearchOptions, count, flag, option
+from rag_windows.errors import InputError, require
 from rag_windows.samples import sample_questions
 
 
 @dataclass(frozen=True, slots=True)
 class ServeOptions:
-    """Where the server listens, who may ask, and for how much; see `server.Settings`."""
+    """Where the server listens, who may ask, and for how much; see `rag_windows.server`."""
 
     host: Annotated[str, option("HOST", "Address to listen on.")] = "127.0.0.1"
     port: Annotated[int, option("PORT", "Port to listen on.", min=0, max=65535)] = 8000
     api_key_file: Annotated[
         str | None,
         option(
-            "FILE", 'Who may ask: a "NAME KEY" in each line; "operator" behind it for operators.'
+            "FILE",
+            "Who may ask: in each line a name and a key, for operators with the word operator "
+            "behind them. Default: everybody.",
         ),
     ] = None
+    system: options.System = None
+    max_new_tokens: Annotated[int, count("Tokens of an answer for which none are asked.")] = 512
+    parse_sources: Annotated[
+        bool,
+        flag(
+            "--parse-sources",
+            "Take Open WebUI's <source> blocks in messages for documents; their text could forge "
+            "further ones.",
+        ),
+    ] = False
+    max_rows: Annotated[int, count("Requests that are answered at a time.")] = 16
+    max_waiting: Annotated[
+        int, option("N", "Requests in line behind them; more are refused.", min=0)
+    ] = 64
+    wait: Annotated[
+        float, option("SECONDS", "Time in line, after which a request is refused.", min=0.1)
+    ] = 60.0
+    timeout: Annotated[
+        float, option("SECONDS", "Time for an answer, after which it is ended.", min=0.1)
+    ] = 600.0
+    grace: Annotated[
+        float, option("SECONDS", "Time for answers under way when the server is stopped.", min=0)
+    ] = 5.0
+    cors: Annotated[
+        list[str] | None,
+        option("ORIGIN", "Pages of this origin may ask; can be repeated. Default: none."),
+    ] = None
+    log_texts: Annotated[bool, flag("--log-texts", "Write questions and answers to the log.")] = (
+        False
+    )
 
 
 @options.spreading()
 def serve(*, search: SearchOptions, model: ModelOptions, server: ServeOptions) -> None:
-    """Serve OpenAI's routes; answers say which passages they read."""
-    from rag_windows.server import Keys, Settings, create_app
-
-    keys = Keys() if server.api_key_file is None else Keys.load(server.api_key_file)
-    retriever = None
-    if search.docs or model.model is None:
+    """Serve OpenAI's routes over documents; answers say which passages they read."""
+    require("The server", "fastapi", "uvicorn", "openai", "prometheus-client", extra="server")
+    if model.model is not None and not search.docs:
+        retriever = None
+    else:
         retriever = options.open_corpus(search, model.model)
     # Nobody can guess what the sample documents tell of.
     examples = () if search.docs or model.model else tuple(sample_questions()[:3])
-    import uvicorn
-
     with options.loaded_model(model) as lm:
-        settings = Settings(model_name=model.name, top_k=search.top_k, examples=examples)
+        from rag_windows.server import Keys, Settings, create_app
+        from rag_windows.server.process import run
+
+        keys = Keys() if server.api_key_file is None else Keys.load(server.api_key_file)
+        settings = Settings(
+            model_name=model.name,
+            system=server.system,
+            top_k=search.top_k,
+            parse_sources=server.parse_sources,
+            new_tokens=server.max_new_tokens,
+            most_new_tokens=max(server.max_new_tokens, 4096),
+            max_rows=server.max_rows,
+            most_waiting=server.max_waiting,
+            wait_s=server.wait,
+            timeout_s=server.timeout,
+            cors=tuple(server.cors or ()),
+            # A page that a name of its own leads here could else ask a server without keys.
+            hosts=() if keys or not _local(server.host) else _names(server.host),
+            log_texts=server.log_texts,
+            examples=examples,
+        )
+        if model.model is None:
+            render.tell(options.SAMPLE_MODEL)
+        if not keys and not _local(server.host):
+            render.tell("Note: Everybody who reaches this address may ask; see --api-key-file.")
+        logging.basicConfig(format="%(message)s")
+        logging.getLogger("rag_windows.server").setLevel(logging.INFO)
         app = create_app(lm, settings, retriever, keys=keys)
-        uvicorn.run(app, host=server.host, port=server.port, log_level="warning")
+        told = f"{'' if retriever is None else f'{len(retriever.passages)} passages, '}{model.name}"
+        if not run(app, server.host, server.port, server.grace, lambda at: render.tell(told + at)):
+            raise InputError(f"The server can't listen on {server.host}:{server.port}.")
+
+
+def _local(host: str) -> bool:
+    """Whether only this machine reaches an address."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _names(host: str) -> tuple[str, ...]:
+    return tuple({"localhost", "127.0.0.1", "[::1]", f"[{host}]" if ":" in host else host})

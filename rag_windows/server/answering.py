@@ -6,7 +6,7 @@ import asyncio
 import json
 import math
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Iterable, Sequence
 from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeVar
@@ -90,30 +90,35 @@ class Piece:
 
 
 class Line:
-    """Requests are at work, a few more wait in line, and nobody waits for ever."""
+    """A few requests are at work, some more wait in line, and nobody waits for ever.
+
+    Attributes:
+        waiting, working: how many.
+        closed: whether nobody is let in any more.
+    """
 
     def __init__(self, rows: int, most_waiting: int, wait_s: float) -> None:
         self._turns = asyncio.Semaphore(rows)
         self._rows, self._most, self._wait_s = rows, most_waiting, wait_s
+        self._waits: set[asyncio.Timeout] = set()
         self._usual_s = 1.0
-        self.waiting = self.working = 0
+        self.working = 0
         self.closed = False
 
-    def _again_after(self) -> int:
-        """Seconds until somebody who comes now would have a turn."""
-        ahead = (self.waiting + 1) / self._rows
-        return max(1, min(60, math.ceil(ahead * self._usual_s)))
+    @property
+    def waiting(self) -> int:
+        """Requests in line."""
+        return len(self._waits)
 
     def close(self) -> None:
-        """Let nobody in any more."""
+        """Let nobody in any more, and end the line."""
         self.closed = True
-
-    def _check_open(self) -> None:
-        if self.closed:
-            raise busy(503, "The server is stopping.", 5)
+        now = asyncio.get_running_loop().time()
+        for wait in self._waits:
+            wait.reschedule(now)
 
     @asynccontextmanager
-    async def turn(self) -> AsyncIterator[None]:
+    async def turn(self) -> AsyncGenerator[None]:
         """Wait for a turn, and have it.
 
         Raises:
@@ -122,15 +127,17 @@ class Line:
         self._check_open()
         if self._turns.locked() and self.waiting >= self._most:
             raise busy(429, "Too many requests are waiting. Try again later.", self._again_after())
-        self.waiting += 1
+        wait = asyncio.timeout(self._wait_s)
         try:
-            async with asyncio.timeout(self._wait_s):
+            async with wait:
+                self._waits.add(wait)
                 await self._turns.acquire()
         except TimeoutError as error:
+            self._check_open()
             told = f"No turn came within {self._wait_s:g} seconds. Try again later."
             raise busy(503, told, self._again_after()) from error
         finally:
-            self.waiting -= 1
+            self._waits.discard(wait)
         self.working += 1
         begun = time.monotonic()
         try:
@@ -140,6 +147,15 @@ class Line:
             self.working -= 1
             self._usual_s += 0.2 * (time.monotonic() - begun - self._usual_s)
             self._turns.release()
+
+    def _check_open(self) -> None:
+        if self.closed:
+            raise busy(503, "The server is stopping.", 5)
+
+    def _again_after(self) -> int:
+        """Seconds until somebody who comes now would have a turn."""
+        ahead = (self.waiting + 1) / self._rows
+        return max(1, min(60, math.ceil(ahead * self._usual_s)))
 
 
 async def until_left(request: Request, work: Awaitable[T]) -> T:

@@ -7,22 +7,21 @@ import json
 import logging
 import secrets
 import time
-import traceback
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
 from fastapi import APIRouter, FastAPI, Request, Response
-from fastapi.exceptions import HTTPException
 from fastapi.middleware.cors import CORSMiddleware
-from fastapi.middleware.trustedhost import TrustedHostMiddleware
 from fastapi.responses import JSONResponse
+from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from rag_windows import InputError, RagWindowsError, WindowedLM, __version__
 from rag_windows.integration import describe, one_line
-from rag_windows.server import chat, page
+from rag_windows.server import chat, page, passages
 from rag_windows.server.answering import Answering, ClientLeft, Retriever
-from rag_windows.server.errors import ApiError, internal, of
+from rag_windows.server.errors import ApiError, answered, internal, log_failure
 from rag_windows.server.keys import Keys
 from rag_windows.server.metrics import Metrics
 from rag_windows.server.routes import Served
@@ -79,15 +78,10 @@ def create_app(
         redoc_url=None,
     )
     app.state.served = served
-    for made in (chat.routes, page.routes, _routes):
+    for made in (chat.routes, passages.routes, page.routes, _routes):
         app.include_router(made(served))
-    app.exception_handler(ApiError)(_answer_error)
-    app.exception_handler(RagWindowsError)(_answer_error)
-    app.exception_handler(HTTPException)(_answer_error)
-    app.exception_handler(ClientLeft)(_answer_error)
-    app.exception_handler(404)(_answer_error)
-    app.exception_handler(405)(_answer_error)
-    app.add_middleware(_Logged, served=served)
+    for kind in (ApiError, RagWindowsError, HTTPException, ClientLeft):
+        app.add_exception_handler(kind, _answer_error)
     if settings.cors:
         app.add_middleware(
             CORSMiddleware,
@@ -96,8 +90,7 @@ def create_app(
             allow_headers=["*"],
             expose_headers=["x-request-id"],
         )
-    if settings.hosts:
-        app.add_middleware(TrustedHostMiddleware, allowed_hosts=list(settings.hosts))
+    app.add_middleware(_Logged, served=served)
     return app
 
 
@@ -146,24 +139,19 @@ def _model(served: Served) -> dict[str, object]:
 
 
 async def _answer_error(request: Request, error: Exception) -> Response:
-    if isinstance(error, HTTPException) or hasattr(error, "status_code"):
-        status = int(getattr(error, "status_code", 500))
-        told = f"{request.method} {request.url.path}: {getattr(error, 'detail', 'not found')}."
-        return ApiError(status, told, code="not_found" if status == 404 else None).response()
     if isinstance(error, ClientLeft):
         return Response(status_code=499)
-    found = error if isinstance(error, ApiError) else internal()
-    if isinstance(error, RagWindowsError):
-        found = of(error)
-        if found.status == 500:
-            log_failure(request.state.request_id, error)
-    return found.response()
+    if isinstance(error, HTTPException):
+        told = f"{request.method} {request.url.path}: {error.detail}."
+        code = "not_found" if error.status_code == 404 else None
+        return ApiError(error.status_code, told, code=code, headers=error.headers).response()
+    return answered(error, request.state.request_id).response()
 
 
-def log_failure(request_id: str, error: BaseException) -> None:
-    """Log where an error came from, without its message, which may hold texts of a request."""
-    places = "".join(traceback.format_tb(error.__traceback__))
-    _log.error("%s failed: %s\n%s", request_id, type(error).__name__, places)
+def _host(header: str) -> str:
+    """The name in a Host header, without the port."""
+    name, colon, port = header.rpartition(":")
+    return (name if colon and port.isdecimal() else header).lower()
 
 
 class _Logged:
@@ -189,7 +177,12 @@ class _Logged:
             await send(message)
 
         try:
-            await self._app(scope, receive, tell)
+            hosts = self._served.settings.hosts
+            if hosts and _host(Headers(scope=scope).get("host", "")) not in hosts:
+                told = "This server does not answer under this name. Its operator can allow it."
+                await ApiError(421, told, code="unknown_host").response()(scope, receive, tell)
+            else:
+                await self._app(scope, receive, tell)
         except Exception as error:  # noqa: BLE001 - told to the client and the log, without texts
             log_failure(request_id, error)
             if not status:

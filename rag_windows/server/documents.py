@@ -15,7 +15,6 @@ from rag_windows import InputError, Passage
 from rag_windows.integration import joined_messages, one_way, passage_of, without_calls
 from rag_windows.server.errors import ApiError, refused
 
-_KEYS = ("id", "title", "text", "score", "metadata", "url")
 _TEXT = ("text", "page_content", "content", "snippet")
 """Names that clients give a document's text, the first one found counts."""
 
@@ -61,7 +60,8 @@ def _passage(document: object, param: str) -> Passage:
     metadata = entry.pop("metadata", None) or {}
     if not isinstance(metadata, Mapping):
         raise refused(f"{param}.metadata", "must be an object.", "invalid_type")
-    known = {name: entry.pop(name, None) for name in ("id", "title", "score")}
+    given = {name: entry.pop(name, None) for name in ("id", "title", "score")}
+    known = {name: value for name, value in given.items() if value is not None}
     try:
         return passage_of({**known, "text": text, "metadata": {**metadata, **entry}})
     except (InputError, TypeError, ValueError) as error:

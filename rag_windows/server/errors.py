@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import re
+import traceback
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -18,6 +20,8 @@ from rag_windows.errors import (
     RagWindowsError,
     ToolsUnsupportedError,
 )
+
+_log = logging.getLogger("rag_windows.server")
 
 INVALID = "invalid_request_error"
 _SERVER = "server_error"
@@ -84,6 +88,22 @@ def internal() -> ApiError:
     """What is not the request's fault; its details stand in the server's log."""
     told = "The server failed to answer. Its log has the details under this request's id."
     return ApiError(500, told, type=_SERVER, code="internal_error")
+
+
+def log_failure(request_id: str, error: BaseException) -> None:
+    """Log where an error came from, without its message, which may hold texts of a request."""
+    places = "".join(traceback.format_tb(error.__traceback__))
+    _log.error("%s failed: %s\n%s", request_id, type(error).__name__, places)
+
+
+def answered(error: Exception, request_id: str) -> ApiError:
+    """Any error of a request as its answer; what is not the request's fault is logged."""
+    if isinstance(error, ApiError):
+        return error
+    found = of(error) if isinstance(error, RagWindowsError) else internal()
+    if found.status == 500:
+        log_failure(request_id, error)
+    return found
 
 
 def malformed(error: ValidationError) -> ApiError:

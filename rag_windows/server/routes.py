@@ -15,10 +15,10 @@ from pydantic import BaseModel
 from pydantic_core import from_json
 from starlette.types import Receive, Scope, Send
 
-from rag_windows import RagWindowsError, WindowedLM
+from rag_windows import WindowedLM
 from rag_windows.server.answering import Answered, Answering, Piece, until_left
 from rag_windows.server.asked import Asked, Body
-from rag_windows.server.errors import ApiError, of
+from rag_windows.server.errors import ApiError, answered
 from rag_windows.server.keys import Keys, Tenant
 from rag_windows.server.metrics import Metrics
 from rag_windows.server.settings import Settings
@@ -133,8 +133,8 @@ class Stream(StreamingResponse):
             try:
                 async for one in shape(all_pieces()):
                     yield one
-            except (RagWindowsError, ApiError) as error:
-                told = error if isinstance(error, ApiError) else of(error)
+            except Exception as error:  # noqa: BLE001 - told to the client, and logged
+                told = answered(error, request.state.request_id)
                 yield f"data: {json.dumps({'error': told.error})}\n\n"
 
         made = cls(events(), headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"})

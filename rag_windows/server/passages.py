@@ -1,0 +1,78 @@
+"""Routes for operators: encode passages before the first question, and forget some."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from fastapi import APIRouter, Request
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from rag_windows import PassageCache
+from rag_windows.server.documents import passages_in
+from rag_windows.server.errors import ApiError, malformed, refused
+from rag_windows.server.keys import Tenant
+from rag_windows.server.routes import Served, body_schema
+
+
+class Warm(BaseModel):
+    """Passages to encode.
+
+    Attributes:
+        documents: in the forms of questions; None for all of the server's own.
+        system: the system prompt of later questions; windows fit requests that have the same.
+        ttl: seconds for which the windows may be used.
+    """
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    documents: list[str | dict[str, Any]] | None = None
+    system: str | None = None
+    ttl: float | None = Field(default=None, gt=0)
+
+    @classmethod
+    def read(cls, given: object) -> Warm:
+        """A body out of what its JSON holds."""
+        try:
+            return cls.model_validate(given)
+        except ValidationError as error:
+            raise malformed(error) from error
+
+
+def routes(served: Served) -> APIRouter:
+    """Both routes."""
+    router = APIRouter(tags=["passages"])
+
+    def cache(tenant: Tenant) -> PassageCache:
+        found = served.answering.model(tenant).cache
+        if found is None:
+            told = "This server has no passage cache. Start it without --no-cache."
+            raise ApiError(409, told, code="no_cache")
+        return found
+
+    @router.post(
+        "/v1/passages/warm",
+        summary="Encode passages before the first question",
+        openapi_extra=body_schema(Warm),
+    )
+    async def warm(request: Request) -> dict[str, object]:
+        tenant = served.operator(request)
+        cache(tenant)
+        body = await served.body(request, Warm)
+        passages: Any = passages_in(body.documents, "documents")
+        if body.documents is None:
+            passages = getattr(served.answering.retriever, "passages", None)
+            if passages is None:
+                raise refused("documents", "this server can't list its own. Send some.", "missing")
+        parts = [part for part in (served.settings.system, body.system) if part]
+        lm, prefix = served.answering.model(tenant), "\n\n".join(parts) or None
+        done = await served.in_thread(lambda: lm.warm(passages, prefix=prefix, ttl=body.ttl))
+        return {"object": "passages.warmed", **asdict(done)}
+
+    @router.delete("/v1/passages/{id:path}", summary="Forget a passage's or document's windows")
+    async def forget(id: str, request: Request) -> dict[str, object]:
+        found = cache(served.operator(request))
+        removed = await served.in_thread(lambda: found.invalidate([id]))
+        return {"object": "passages.deleted", "id": id, "deleted": removed}
+
+    return router

@@ -1,0 +1,89 @@
+"""The process of a server: uvicorn, which starts, listens, and ends what is under way."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Callable
+from contextlib import suppress
+
+import uvicorn
+from fastapi import FastAPI
+
+_REST_S = 5.0
+"""For answers that are cancelled to reach their clients."""
+
+
+class Server(uvicorn.Server):
+    """Runs an application of `create_app` until SIGINT or SIGTERM.
+
+    Then requests in line are refused, and answers under way get some seconds; what is left is
+    ended after the next token, and its clients are told.
+
+    Args:
+        app: the application.
+        grace_s: seconds for answers under way.
+        told: called with " on http://..." when it listens.
+    """
+
+    def __init__(
+        self,
+        app: FastAPI,
+        host: str = "127.0.0.1",
+        port: int = 8000,
+        grace_s: float = 5.0,
+        told: Callable[[str], None] = lambda at: None,
+    ) -> None:
+        config = uvicorn.Config(
+            app,
+            host=host,
+            port=port,
+            log_level="error",
+            access_log=False,
+            server_header=False,
+            timeout_graceful_shutdown=int(grace_s + _REST_S),
+        )
+        super().__init__(config)
+        self._answering = app.state.served.answering
+        self._grace_s, self._told = grace_s, told
+
+    @property
+    def address(self) -> str:
+        """Where it listens."""
+        host, port = self.servers[0].sockets[0].getsockname()[:2]
+        return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+
+    async def startup(self, sockets: list[object] | None = None) -> None:  # type: ignore[override]  # sockets of any kind
+        """Listen, and say where."""
+        await super().startup(sockets)  # type: ignore[arg-type]  # likewise
+        if self.started:
+            self._told(f" on {self.address}")
+
+    async def shutdown(self, sockets: list[object] | None = None) -> None:  # type: ignore[override]  # likewise
+        """End, within the grace and a little more."""
+        self._answering.line.close()
+
+        async def end() -> None:
+            await asyncio.sleep(self._grace_s)
+            self._answering.close()
+
+        ending = asyncio.create_task(end())
+        try:
+            await super().shutdown(sockets)  # type: ignore[arg-type]  # likewise
+        finally:
+            ending.cancel()
+            with suppress(asyncio.CancelledError):
+                await ending
+
+
+def run(app: FastAPI, host: str, port: int, grace_s: float, told: Callable[[str], None]) -> bool:
+    """Serve until the process is told to stop; whether it could listen."""
+    server = Server(app, host, port, grace_s, told)
+    # uvicorn raises the signal again when all has ended; the caller still has a cache to write.
+    before = signal.signal(signal.SIGTERM, lambda *_: None)
+    try:
+        with suppress(KeyboardInterrupt, SystemExit):  # the latter is uvicorn's for a taken port
+            server.run()
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    return server.started
