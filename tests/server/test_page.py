@@ -276,7 +276,7 @@ def test_an_answer_is_shown_while_it_is_written(
     tab.get_by_role("button", name="Stop").wait_for(state="hidden")
     assert box.get_attribute("aria-busy") == "false"
     assert tab.locator("#said").inner_text() == "Windows: one two é three"
-    assert "No passage." in box.inner_text()
+    assert "No passage" in box.inner_text()
     assert tab.get_by_label("Question").input_value() == "And?"
     assert len(server.asked) == 1
 
@@ -375,7 +375,13 @@ def test_hostile_texts_stay_texts(
     broken = JSONResponse(
         {"error": {"message": EVIL, "type": "x", "param": None, "code": None}}, 400
     )
-    server.answers = [[EVIL, *end(*sources)], broken]
+    last = end(*sources)
+    fallback = {"message": EVIL}
+    last[0]["choices"][0]["delta"] |= {
+        "reasoning_content": EVIL,
+        "rag": {"method": {"name": EVIL}, "notes": [EVIL], "fallback": fallback},
+    }
+    server.answers = [[EVIL, *last], broken]
     tab = visit(url, size, scheme)
     tab.locator("#examples button").wait_for()
     assert tab.evaluate("document.scrollingElement.scrollWidth") == size[0]
@@ -394,6 +400,8 @@ def test_hostile_texts_stay_texts(
     assert turn.locator(".name").nth(2).text_content() == "Passage 3"
     assert turn.locator(".passage > .text").nth(0).text_content() == f"{EVIL}\n{EVIL}"
     assert turn.locator(".bad").text_content() == EVIL
+    assert turn.locator(".more > .text").text_content() == EVIL
+    assert turn.locator("p.soft").all_text_contents() == [EVIL, EVIL]
     assert tab.locator("#model").text_content() == EVIL
     assert tab.evaluate("document.scrollingElement.scrollWidth") == size[0]
     # What is typed next stands above the fold, and fingers find it.

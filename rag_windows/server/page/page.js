@@ -126,6 +126,7 @@ async function write(way, asked, view, signal) {
   let usage = null;
   let citations = [];
   let rag = {};
+  let thought = "";
   for await (const event of events(response.body)) {
     if (event.error) throw new Refused(event.error.message);
     usage = event.usage ?? usage;
@@ -137,12 +138,14 @@ async function write(way, asked, view, signal) {
     }
     citations = choice.delta?.citations ?? citations;
     rag = choice.delta?.rag ?? rag;
+    thought += choice.delta?.reasoning_content ?? "";
     finish = choice.finish_reason ?? finish;
   }
   if (!finish) throw new Refused("The answer broke off: the server closed the connection.");
   const ended = performance.now();
   if (finish === "length") view.note("Cut off at the limit of its length.");
   if (!view.text.textContent) view.note("The answer is empty.");
+  if (thought) view.thought(thought);
   if (rag.fallback) view.note(rag.fallback.message);
   view.facts(started, first ?? ended, ended, usage, rag);
   view.passages(citations, rag);
@@ -150,7 +153,7 @@ async function write(way, asked, view, signal) {
 
 const seconds = (from, to) => `${((to - from) / 1000).toFixed(2)} s`;
 const count = (number) => number.toLocaleString("en");
-const percent = (weight) => `${(100 * weight).toFixed(0 < weight && weight < 0.0995 ? 1 : 0)}%`;
+const percent = (weight) => `${(100 * weight).toFixed(weight < 0.0995 ? 1 : 0)}%`;
 
 // The place of one answer. `bars` are those of all answers to a question: they have one scale.
 function viewOf(way, place, bars) {
@@ -163,6 +166,11 @@ function viewOf(way, place, bars) {
     box,
     text,
     note: (words, className = "soft") => box.append(make("p", { className, textContent: words })),
+    thought(words) {
+      const summary = make("summary", { textContent: "What the model thought first" });
+      const all = make("div", { className: "text soft", dir: "auto", textContent: words });
+      box.append(make("details", { className: "more" }, summary, all));
+    },
     facts(started, first, ended, usage, rag) {
       const facts = { "First token": seconds(started, first), "Whole answer": seconds(started, ended) };
       if (usage) {
@@ -178,7 +186,7 @@ function viewOf(way, place, bars) {
     passages(citations, rag) {
       box.append(make("h4", { textContent: "What it read, by share of its attention" }));
       if (!citations.length) {
-        this.note("No passage.");
+        this.note("No passage: none was found, or this server has no documents.");
         return;
       }
       const ranked = citations.toSorted((a, b) => b.weight - a.weight);
@@ -192,7 +200,7 @@ function viewOf(way, place, bars) {
         box.append(make("details", { className: "more" }, summary, make("ol", {}, ...more)));
       }
       if (rag.query_weight != null) {
-        const instruction = rag.prefix_weight ? ` and the instruction ${percent(rag.prefix_weight)}` : "";
+        const instruction = rag.prefix_weight >= 0.0005 ? ` and the instruction ${percent(rag.prefix_weight)}` : "";
         this.note(`The question and the answer itself got ${percent(rag.query_weight)}${instruction}.`);
       }
       for (const note of rag.notes ?? []) this.note(note);
