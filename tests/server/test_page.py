@@ -306,7 +306,9 @@ def test_stopping_ends_the_request(
     if by == "New conversation":
         assert contents == ["And?"]
     else:
-        assert "Stopped." in tab.locator(".answer").first.inner_text()
+        first = tab.locator("#turns > li").first
+        assert first.locator("h3").all_inner_texts() == ["Windows"]
+        assert "Stopped." in first.inner_text()
         assert contents == ["What?", "half ", "And?"]
 
 
