@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import ipaddress
 import logging
+from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any, get_args
 
 from rag_windows.cli import options, render
 from rag_windows.cli.options import ModelOptions, SearchOptions, count, flag, option
@@ -29,6 +30,17 @@ class ServeOptions:
     ] = None
     system: options.System = None
     max_new_tokens: Annotated[int, count("Tokens of an answer for which none are asked.")] = 512
+    max_prompt_tokens: Annotated[
+        int | None, count("Largest number of tokens of a request with its passages.")
+    ] = None
+    refuse: Annotated[
+        list[str] | None,
+        option(
+            "FIELD",
+            "What requests may not set: method, rag_temperature, link_tokens or fallback; can be "
+            "repeated.",
+        ),
+    ] = None
     parse_sources: Annotated[
         bool,
         flag(
@@ -76,6 +88,8 @@ def serve(*, search: SearchOptions, model: ModelOptions, server: ServeOptions) -
         keys = Keys() if server.api_key_file is None else Keys.load(server.api_key_file)
         settings = Settings(
             model_name=model.name,
+            allow=_allowed(server.refuse or ()),
+            most_prompt_tokens=server.max_prompt_tokens,
             system=server.system,
             top_k=search.top_k,
             parse_sources=server.parse_sources,
@@ -101,6 +115,16 @@ def serve(*, search: SearchOptions, model: ModelOptions, server: ServeOptions) -
         told = f"{'' if retriever is None else f'{len(retriever.passages)} passages, '}{model.name}"
         if not run(app, server.host, server.port, server.grace, lambda at: render.tell(told + at)):
             raise InputError(f"The server can't listen on {server.host}:{server.port}.")
+
+
+def _allowed(refused: Collection[str]) -> frozenset[Any]:
+    """The fields that requests may set."""
+    from rag_windows.server.settings import PerRequest
+
+    fields = frozenset(get_args(PerRequest))
+    if unknown := sorted(set(refused) - fields):
+        raise InputError(f"--refuse {unknown[0]!r} must be one of {', '.join(sorted(fields))}.")
+    return fields - set(refused)
 
 
 def _local(host: str) -> bool:

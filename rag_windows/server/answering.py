@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import math
 import time
 from collections.abc import AsyncGenerator, Awaitable, Iterable, Sequence
@@ -32,6 +33,8 @@ from rag_windows.server.errors import busy, refused
 from rag_windows.server.keys import Tenant
 from rag_windows.server.metrics import Metrics
 from rag_windows.server.settings import Settings
+
+_log = logging.getLogger("rag_windows.server")
 
 T = TypeVar("T")
 FinishReason = Literal["stop", "length", "tool_calls"]
@@ -239,6 +242,7 @@ class Answering:
                     for task in tasks:
                         task.cancel()
                 told.answers = answers
+                self._log(asked, answers)
                 return answers
 
     async def _answer(self, index: int, call: ModelCall, asked: Asked) -> Answered:
@@ -265,6 +269,7 @@ class Answering:
                             answers.append(piece.answered)
                         if len(answers) == len(calls):
                             told.answers = answers
+                            self._log(asked, answers)
                         yield piece
 
     def _stream(self, index: int, call: ModelCall, asked: Asked) -> AsyncGenerator[Piece, None]:
@@ -281,6 +286,12 @@ class Answering:
             return [Piece(index, text + answered.text, answered)]
 
         return self._calls.stream_async(lambda: call, read, timeout=self._settings.timeout_s)
+
+    def _log(self, asked: Asked, answers: Sequence[Answered]) -> None:
+        if self._settings.log_texts:
+            texts = [one.generation.text for one in answers]
+            said = {"messages": asked.messages, "answers": texts}
+            _log.info("%s", json.dumps(said, ensure_ascii=True))
 
     def _prepared(self, asked: Asked, tenant: Tenant) -> list[ModelCall]:
         """The calls of the model for each of the answers; this reads, retrieves and tokenizes."""

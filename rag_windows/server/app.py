@@ -19,7 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from rag_windows import InputError, RagWindowsError, WindowedLM, __version__
 from rag_windows.integration import describe, one_line
-from rag_windows.server import chat, page, passages
+from rag_windows.server import chat, page, passages, reference
 from rag_windows.server.answering import Answering, ClientLeft, Retriever
 from rag_windows.server.errors import ApiError, answered, internal, log_failure
 from rag_windows.server.keys import Keys
@@ -80,6 +80,7 @@ def create_app(
     app.state.served = served
     for made in (chat.routes, passages.routes, page.routes, _routes):
         app.include_router(made(served))
+    app.include_router(reference.routes(app))
     for kind in (ApiError, RagWindowsError, HTTPException, ClientLeft):
         app.add_exception_handler(kind, _answer_error)
     if settings.cors:

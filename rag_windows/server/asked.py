@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from rag_windows import InputError, Method, Passage, WindowedLM
 from rag_windows.integration import (
@@ -19,7 +19,7 @@ from rag_windows.integration import (
     schemas_available,
 )
 from rag_windows.server import documents as docs
-from rag_windows.server.errors import ApiError, malformed, refused
+from rag_windows.server.errors import ApiError, refused
 from rag_windows.server.settings import Settings
 
 Refusals = Mapping[str, tuple[tuple[Any, ...], str]]
@@ -110,18 +110,6 @@ class Body(BaseModel):
             if not any(type(one) is type(value) and one == value for one in (None, *same)):
                 raise refused(name, why)
         return kept
-
-    @classmethod
-    def read(cls, given: object) -> Any:
-        """A body out of what its JSON holds.
-
-        Raises:
-            ApiError: a field is unknown, refused, or has a value that it can't have.
-        """
-        try:
-            return cls.model_validate(given)
-        except ValidationError as error:
-            raise malformed(error) from error
 
 
 def reading(body: Body, lm: WindowedLM, settings: Settings) -> tuple[Method, dict[str, Any]]:

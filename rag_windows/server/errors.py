@@ -116,7 +116,7 @@ def malformed(error: ValidationError) -> ApiError:
     if first["type"] == "missing":
         told = f"Missing required parameter: '{param}'."
         return ApiError(400, told, param=param, code="missing_required_parameter")
-    told = f"{param}: {first['msg'].removeprefix('Value error, ')}"
+    told = f"{param or 'The body'}: {first['msg'].removeprefix('Value error, ')}"
     return ApiError(400, told, param=param or None, code="invalid_value")
 
 

@@ -6,11 +6,11 @@ from dataclasses import asdict
 from typing import Any
 
 from fastapi import APIRouter, Request
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from rag_windows import PassageCache
 from rag_windows.server.documents import passages_in
-from rag_windows.server.errors import ApiError, malformed, refused
+from rag_windows.server.errors import ApiError, refused
 from rag_windows.server.keys import Tenant
 from rag_windows.server.routes import Served, body_schema
 
@@ -29,14 +29,6 @@ class Warm(BaseModel):
     documents: list[str | dict[str, Any]] | None = None
     system: str | None = None
     ttl: float | None = Field(default=None, gt=0)
-
-    @classmethod
-    def read(cls, given: object) -> Warm:
-        """A body out of what its JSON holds."""
-        try:
-            return cls.model_validate(given)
-        except ValidationError as error:
-            raise malformed(error) from error
 
 
 def routes(served: Served) -> APIRouter:

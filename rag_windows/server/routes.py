@@ -11,14 +11,14 @@ from typing import Any, TypeVar
 
 from fastapi import Request, Response
 from fastapi.responses import StreamingResponse
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 from pydantic_core import from_json
 from starlette.types import Receive, Scope, Send
 
 from rag_windows import WindowedLM
 from rag_windows.server.answering import Answered, Answering, Piece, until_left
 from rag_windows.server.asked import Asked, Body
-from rag_windows.server.errors import ApiError, answered
+from rag_windows.server.errors import ApiError, answered, malformed
 from rag_windows.server.keys import Keys, Tenant
 from rag_windows.server.metrics import Metrics
 from rag_windows.server.settings import Settings
@@ -101,8 +101,10 @@ def _read(text: bytes, kind: type[B]) -> B:
     except ValueError as error:
         told = f"The body is no JSON: {error}"
         raise ApiError(400, told, code="invalid_json") from error
-    read: B = kind.read(given) if issubclass(kind, Body) else kind.model_validate(given)
-    return read
+    try:
+        return kind.model_validate(given)
+    except ValidationError as error:
+        raise malformed(error) from error
 
 
 class Stream(StreamingResponse):
