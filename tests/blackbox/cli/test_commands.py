@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import socket
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from tqdm import tqdm
 from rag_windows import APE, METHODS, MateICL, WindowedLM
 from rag_windows.calibration import Profile
 from tests.blackbox.cli.conftest import QUESTION, Told, refused
-from tests.blackbox.conftest import ROOT, Run
+from tests.blackbox.conftest import Run
 from tests.rag_windows import small
 
 
@@ -260,16 +259,3 @@ def test_a_model_of_ones_own_is_timed(run: Run, small_folder: Path) -> None:
     assert "| windows, cold |" in timed.stdout
     long = ("bench", "--model", small_folder, "--context", "1024")
     assert "1024 positions" in refused(run, *long)
-
-
-def test_the_formats_in_the_readme_are_read(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    for name in ("demos.jsonl", "questions.jsonl"):
-        (line,) = re.findall(rf"^    (\{{.*\}}) +# {name}$", readme, flags=re.MULTILINE)
-        Path(name).write_text(f"{line}\n{line.replace('animal', 'plant')}\n" * 4)
-    assert told(run, "classify", "gidra blog", "--demos", "demos.jsonl")
-    reader = ("--model", "tiny-reader", "--max-new-tokens", "2")
-    assert told(run, "calibrate", "--examples", "questions.jsonl", "--method", "mateicl", *reader)
