@@ -516,6 +516,15 @@ def test_a_server_that_is_gone_is_told(visit: Callable[..., Any]) -> None:
     assert tab.get_by_role("status").inner_text() == "Write a question first."
 
 
+def test_the_page_works_under_a_path(visit: Callable[..., Any]) -> None:
+    server, outer = Script(), FastAPI()
+    outer.mount("/rag", server.app)
+    server.answers = [["fine", *end()]]
+    with serving(outer) as url:
+        tab = visit(f"{url}/rag/")
+        assert ask(tab, "What?").locator(".answer > .text").inner_text() == "fine"
+
+
 def test_a_key_is_asked_for_where_the_server_wants_one(
     visit: Callable[..., Any], lm: WindowedLM, corpus: BM25Retriever
 ) -> None:
