@@ -94,7 +94,7 @@ class Body(BaseModel):
     documents: list[str | dict[str, Any]] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     rag: Retrieval | None = None
-    method: str | None = None
+    method: str | None = Field(default=None, max_length=200)
     rag_temperature: float | None = Field(default=None, gt=0)
     link_tokens: int | float | Literal["all"] | None = None
     fallback: Literal["sequential"] | None = None
@@ -236,24 +236,29 @@ def messages_of(
             silent = name in _SILENT and (role == "assistant" or value is None)
             if name not in _MESSAGE and not silent:
                 raise refused(f"{place}.{name}", "is not known here.", "unknown_parameter")
+        call_id, made = message.get("tool_call_id"), message.get("tool_calls")
+        if not isinstance(call_id, str | None):
+            raise refused(f"{place}.tool_call_id", "must be a text.", "invalid_type")
+        if not isinstance(made, list | None):
+            raise refused(f"{place}.tool_calls", "must be a list of calls.", "invalid_type")
         before = found.count()
         text = _text(message.get("content"), role, found, f"{place}.content")
         said: dict[str, Any] = {"role": role, "content": text}
         if role == "tool":
-            said["tool_call_id"] = message.get("tool_call_id")
+            said["tool_call_id"] = call_id
             passages = docs.passages_in(message.get("artifact"), f"{place}.artifact")
             found.add("artifacts of tool messages", passages)
             if passages:
                 said["content"] = docs.told(len(passages))
-                brought.add(str(message.get("tool_call_id")))
-        elif message.get("artifact") is not None or message.get("tool_call_id") is not None:
+                brought.add(str(call_id))
+        elif message.get("artifact") is not None or call_id is not None:
             raise refused(f"{place}.artifact", "belongs into messages of tools alone.")
         elif settings.parse_sources and role != "assistant":
             said["content"], passages = docs.parse_sources(text)
             found.add("<source> blocks", passages)
-        if message.get("tool_calls") and role == "assistant":
-            said["tool_calls"] = [_call(one, place) for one in message["tool_calls"]]
-        elif message.get("tool_calls"):
+        if made and role == "assistant":
+            said["tool_calls"] = [_call(one, place) for one in made]
+        elif made:
             raise refused(f"{place}.tool_calls", "belong into messages of the assistant alone.")
         elif role != "tool" and not said["content"].strip() and found.count() > before:
             continue
@@ -314,7 +319,10 @@ def tools_of(
         read.append({"type": "function", "function": shown})
     if isinstance(choice, Mapping) and choice.get("type") == "allowed_tools":
         allowed = choice.get("allowed_tools", choice)
-        names = [_name(one) for one in allowed.get("tools", ())]
+        listed = allowed.get("tools") if isinstance(allowed, Mapping) else None
+        if not isinstance(listed, list):
+            raise refused("tool_choice.allowed_tools", "must list tools.", "invalid_type")
+        names = [_name(one) for one in listed]
         read = [tool for tool in read if tool["function"].get("name") in names]
         choice = allowed.get("mode", "auto")
     if isinstance(choice, Mapping):

@@ -25,6 +25,7 @@ _log = logging.getLogger("rag_windows.server")
 
 INVALID = "invalid_request_error"
 _SERVER = "server_error"
+_LONGEST = 500
 
 
 class ApiError(Exception):
@@ -47,7 +48,14 @@ class ApiError(Exception):
     ) -> None:
         super().__init__(message)
         self.status, self.headers = status, dict(headers or {})
-        self.error = {"message": message, "type": type, "param": param, "code": code}
+        # Both may repeat what a request holds, which may be long.
+        told = {"message": message[:_LONGEST], "param": param and param[:_LONGEST]}
+        self.error = {
+            "message": told["message"],
+            "type": type,
+            "param": told["param"],
+            "code": code,
+        }
 
     def response(self) -> JSONResponse:
         """The same as what is sent."""
