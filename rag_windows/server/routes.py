@@ -6,6 +6,7 @@ import asyncio
 import json
 import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -13,10 +14,11 @@ from fastapi import Request, Response
 from fastapi.responses import StreamingResponse
 from pydantic import BaseModel, ValidationError
 from pydantic_core import from_json
-from starlette.types import Receive, Scope, Send
+from starlette.requests import ClientDisconnect
+from starlette.types import Message, Receive, Scope, Send
 
 from rag_windows import WindowedLM
-from rag_windows.server.answering import Answered, Answering, Piece, until_left
+from rag_windows.server.answering import Answered, Answering, ClientLeft, Piece, until_left
 from rag_windows.server.asked import Asked, Body
 from rag_windows.server.errors import ApiError, answered, malformed
 from rag_windows.server.keys import Keys, Tenant
@@ -66,7 +68,19 @@ class Served:
             told = "The body must be JSON. Send the header Content-Type: application/json."
             raise ApiError(415, told, code="unsupported_media_type")
         most, parts, size = self.settings.most_body_bytes, [], 0
-        async for part in request.stream():
+        coming, idle_s = request.stream(), self.settings.idle_s
+        while True:
+            try:
+                async with asyncio.timeout(idle_s):
+                    part = await anext(coming, None)
+            except TimeoutError as error:
+                told = f"The rest of the body did not come within {idle_s:g} seconds."
+                headers = {"Connection": "close"}
+                raise ApiError(408, told, code="timeout", headers=headers) from error
+            except ClientDisconnect as error:
+                raise ClientLeft from error
+            if part is None:
+                break
             size += len(part)
             if size > most:
                 told = f"The body is larger than {most} bytes, the most that this server takes."
@@ -141,14 +155,22 @@ class Stream(StreamingResponse):
 
         made = cls(events(), headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
         made._pieces = pieces
+        made._idle_s = request.app.state.served.settings.idle_s
         return made
 
     _pieces: AsyncGenerator[Piece, None]
+    _idle_s: float
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send it."""
+        """Send it; a client that stops reading does not keep its turn."""
+
+        async def send_in_time(message: Message) -> None:
+            async with asyncio.timeout(self._idle_s):
+                await send(message)
+
         try:
-            await super().__call__(scope, receive, send)
+            with suppress(TimeoutError, ClientDisconnect):
+                await super().__call__(scope, receive, send_in_time)
         finally:
             await self._pieces.aclose()
 

@@ -32,6 +32,8 @@ class Settings(BaseModel):
         max_bytes: memory that they may take, see `rag_windows.WindowedLM.scheduler`.
         most_waiting: requests in line behind them; more are refused with 429.
         wait_s: seconds in line, after which a request is refused with 503.
+        idle_s: seconds in which a client must send a further part of its body, or read one of its
+            answer.
         timeout_s: seconds for an answer, after which it is ended with 504; None for no limit.
         cors: origins whose pages may ask; none by default.
         hosts: names in the Host header that are answered; empty for all.
@@ -60,6 +62,7 @@ class Settings(BaseModel):
     max_bytes: int | str | None = None
     most_waiting: int = Field(default=64, ge=0)
     wait_s: float = Field(default=60.0, gt=0)
+    idle_s: float = Field(default=60.0, gt=0)
     timeout_s: float | None = Field(default=600.0, gt=0)
     cors: tuple[str, ...] = ()
     hosts: tuple[str, ...] = ()
