@@ -44,7 +44,7 @@ def asking(app: FastAPI) -> httpx.AsyncClient:
     return httpx.AsyncClient(transport=transport, base_url="http://server", timeout=60)
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def listening() -> Iterator[Callable[[FastAPI], str]]:
     """Let an application listen on a free port, in a thread; gives its address."""
     running: list[tuple[Server, threading.Thread]] = []
@@ -67,7 +67,7 @@ def listening() -> Iterator[Callable[[FastAPI], str]]:
         assert not thread.is_alive()
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def address(listening: Callable[[FastAPI], str], lm: WindowedLM, corpus: BM25Retriever) -> str:
     """Where a server with the sample documents listens."""
     return listening(create_app(lm, Settings(), corpus))
