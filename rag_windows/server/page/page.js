@@ -41,11 +41,14 @@ async function call(path, options = {}) {
     throw new Refused("The server can't be reached. Check that it is still running.");
   }
   if (response.ok) return response;
+  if (response.status === 401) {
+    throw new Refused(accepted ? "This server does not know the key." : "This server wants a key.", true);
+  }
   const told = await response.json().catch(() => null);
   let message = told?.error?.message ?? `The server answered with error ${response.status}.`;
   const wait = Number(response.headers.get("Retry-After"));
   if (wait > 0) message += ` Try again in ${wait} ${wait === 1 ? "second" : "seconds"}.`;
-  throw new Refused(message, response.status === 401);
+  throw new Refused(message);
 }
 
 // The data of server-sent events, up to "[DONE]".
@@ -341,10 +344,13 @@ anew.addEventListener("click", () => {
 
 unlock.addEventListener("submit", async (event) => {
   event.preventDefault();
-  const given = key.value.trim();
-  // What a header can't carry is no key.
-  accepted = /^[\x21-\x7e]+$/.test(given) ? given : "";
-  await begin();
+  accepted = key.value.trim();
+  if (/^[\x21-\x7e]+$/.test(accepted)) {
+    await begin();
+  } else {
+    accepted = "";
+    status.textContent = "A key has letters, digits and signs of ASCII only, and no spaces.";
+  }
 });
 
 // Learns the model's name, or that a key is wanted.
@@ -357,8 +363,7 @@ async function begin() {
     question.focus();
   } catch (error) {
     if (error.locked) lock();
-    status.textContent =
-      error.locked && !key.value ? "This server wants a key." : error.message;
+    status.textContent = error.message;
   }
 }
 
