@@ -55,6 +55,9 @@ class WindowedLM:
         engine: the parts below, for packages that build on this one; it may change at any time.
     """
 
+    # Of a tenant's model: the one whose schedulers it shares.
+    _host: WindowedLM | None = None
+
     def __init__(
         self,
         model: PreTrainedModel,
@@ -181,6 +184,19 @@ class WindowedLM:
         """The same model and options with another cache, such as that of a tenant, or none."""
         other = copy.copy(self)
         other.engine = self.engine.with_cache(cache)
+        other._host = None
+        return other
+
+    def tenant(self, salt: str | bytes) -> Self:
+        """The same model for one of several tenants, who share its memory and forward passes.
+
+        No tenant finds a window of another's, in the cache or in a batch. See `PassageCache`.
+
+        Args:
+            salt: secret of the tenant. Never take it from a request.
+        """
+        other = self.with_cache(None if self.cache is None else self.cache.tenant(salt))
+        other._host = self._host or self
         return other
 
     @stop_iteration_told
@@ -340,10 +356,11 @@ class WindowedLM:
             max_bytes: see `scheduler`. Schedulers with different arguments do not share memory
                 limits.
         """
+        host = self._host or self
         return shared_scheduler(
-            self,
+            host,
             (max_rows, max_bytes),
-            lambda: self.scheduler(max_rows=max_rows, max_bytes=max_bytes),
+            lambda: host.scheduler(max_rows=max_rows, max_bytes=max_bytes),
         )
 
     @stop_iteration_told

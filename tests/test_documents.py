@@ -12,6 +12,7 @@ import json
 import re
 import shlex
 import shutil
+import socket
 import subprocess
 import sys
 import tomllib
@@ -38,7 +39,11 @@ PAGES = [*PYPI, *sorted((ROOT / "docs").rglob("*.md"))]
 KINDS = ("python", "console", "json", "toml", "text")
 GPU = "<!-- gpu -->"
 
+with socket.create_server(("127.0.0.1", 0)) as _free:
+    PORT = _free.getsockname()[1]
+
 REPLACED = {
+    r"\b127\.0\.0\.1:8000\b": f"127.0.0.1:{PORT}",
     r"\b(sentence-transformers|BAAI|intfloat)/[\w.-]+": str(get_model_path()),
     r"\b(meta-llama|Qwen|mistralai|google|microsoft|openai|ibm-granite)/[\w.-]+": "tiny-reader",
     r"\bnvidia/[\w.-]+": "tiny-reader",
@@ -197,7 +202,7 @@ def test_a_page_runs_as_it_stands(
     page: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     namespace: dict[str, Any] = {"__name__": "__main__"}
-    with _as_before():
+    with _as_before(), contextlib.ExitStack() as servers:
         for block in blocks(page):
             if block.kind == "python" and not block.gpu:
                 # So many empty lines before it that a traceback names the page's own line.
@@ -206,7 +211,7 @@ def test_a_page_runs_as_it_stands(
             elif block.kind == "console":
                 assert block.code.startswith("$ "), f"{block.where}: no line begins with '$ '"
                 for command in commands(block):
-                    _check(command, monkeypatch)
+                    _check(command, monkeypatch, servers)
 
 
 @contextlib.contextmanager
@@ -219,7 +224,9 @@ def _as_before() -> Iterator[None]:
     vars(Settings).update(before)
 
 
-def _check(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+def _check(
+    command: Command, monkeypatch: pytest.MonkeyPatch, servers: contextlib.ExitStack
+) -> None:
     """Run a line's commands, or look whether what they name exists."""
     words: list[str] = []
     for word in [*shlex.split(replaced(command.line), comments=True), "&&"]:
@@ -228,6 +235,14 @@ def _check(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
             continue
         told = f"{command.block.where}: {command.line}"
         match words:
+            case ["rag-windows", "serve", *arguments]:
+                _check_arguments(["serve", *arguments], told)
+                if not command.block.gpu:
+                    servers.enter_context(_serving(arguments))
+            case ["curl", *arguments]:
+                asked = ["curl", "--fail-with-body", *arguments]
+                done = subprocess.run(asked, capture_output=True, text=True, check=False)
+                assert done.returncode == 0, f"{told}\n{done.stdout}"
             case ["rag-windows", *arguments]:
                 _check_arguments(arguments, told)
                 if not command.block.gpu:
@@ -249,6 +264,20 @@ def _check(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
             case _:
                 pytest.fail(f"{told}: this test does not know how to check it")
         words = []
+
+
+@contextlib.contextmanager
+def _serving(arguments: Sequence[str]) -> Iterator[None]:
+    """A server as a page starts it, on another port, until the page ends."""
+    command = [sys.executable, "-m", "rag_windows.cli", "serve", "--port", str(PORT), *arguments]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        try:
+            assert any(" on http://" in line for line in process.stderr)
+            yield
+        finally:
+            process.terminate()
+            process.communicate()
 
 
 def _check_arguments(arguments: Sequence[str], told: str) -> None:

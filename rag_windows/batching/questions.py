@@ -13,13 +13,14 @@ from concurrent.futures import Future
 from contextlib import ExitStack, suppress
 from functools import cached_property
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from transformers.generation import GenerateDecoderOnlyOutput
 
 from rag_windows.attention.layers import table_limit
 from rag_windows.batching.budget import Budget, Need, Read, need_of, to_encode
-from rag_windows.batching.loop import BatchLoop, shared_keys
+from rag_windows.batching.loop import BatchLoop, SharedEncoder, shared_keys
 from rag_windows.batching.rows import Row, served
 from rag_windows.cache.encoder import CachedEncoder
 from rag_windows.cache.passage_cache import Size
@@ -125,7 +126,11 @@ class Question(Future[Generation]):
             else (None, [None] * len(keys))
         )
         known = [(prefix, head), *zip(keys, names, strict=True)][-len(self.need.windows) :]
-        return [Read(*one, n) for one, n in zip(known, self.need.windows, strict=True)]
+        # What another tenant's question reads is held for that tenant.
+        return [
+            Read((id(self.engine), *key), name, n)
+            for (key, name), n in zip(known, self.need.windows, strict=True)
+        ]
 
     def reserve(self, budget: Budget) -> None:
         """Tell how many bytes it needs with nobody beside it.
@@ -199,6 +204,9 @@ class Batch:
         self._size = 0
         self._refused: tuple[Question, int] | None = None
         self._loop = BatchLoop(engine.encoder, engine.decoder)
+        # Of other tenants, who read no window of each other's.
+        self._encoders: WeakKeyDictionary[Engine, SharedEncoder] = WeakKeyDictionary()
+        self._encoders[engine] = self._loop.encoder
         self._entering: list[Question] = []
         self._questions: dict[Row, Question] = {}
 
@@ -232,7 +240,9 @@ class Batch:
                 question.reserve(budget)
             return False
         self._size = size
-        question.prefill = self._engine.prefill(question.request, self._loop.encoder)
+        engine = question.engine
+        encoder = self._encoders.setdefault(engine, SharedEncoder(engine.encoder))
+        question.prefill = engine.prefill(question.request, encoder)
         self._entering.append(question)
         return True
 

@@ -78,6 +78,7 @@ class Scheduler:
         *,
         on_text: OnText | None = None,
         lone: Lone | None = None,
+        engine: Engine | None = None,
     ) -> Question:
         """Ask a question.
 
@@ -88,6 +89,7 @@ class Scheduler:
             lone: a function that says whether no other question is about to come. If so, and
                 nothing is being answered, this question is answered without a batch, which is a
                 little faster.
+            engine: that of the same model with another tenant's cache, see `WindowedLM.tenant`.
 
         Returns:
             A future of the answer; its ``result()`` raises the errors of the generation.
@@ -96,7 +98,7 @@ class Scheduler:
             InputError, PromptError, LimitError: the request can't be used; nothing was computed.
             GenerationError: the scheduler is closed.
         """
-        question = self._question(request, on_text)
+        question = self._question(request, on_text, engine)
         with self._lock:
             self._take(question, alone=self._idle(lone))
         return question
@@ -166,10 +168,13 @@ class Scheduler:
         self.close(cancel=error is not None)
 
     def _question(
-        self, request: Mapping[str, Any] | BatchRequest, on_text: OnText | None = None
+        self,
+        request: Mapping[str, Any] | BatchRequest,
+        on_text: OnText | None = None,
+        engine: Engine | None = None,
     ) -> Question:
         """A checked question, for which there is memory if nobody else takes any."""
-        question = checked(self._engine, BatchRequest.of(request), on_text)
+        question = checked(engine or self._engine, BatchRequest.of(request), on_text)
         with self._lock:
             if not self._asked:
                 self._budget.begin()

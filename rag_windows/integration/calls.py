@@ -123,7 +123,7 @@ class Calls:
     ) -> Question:
         asked = {"query": call.query, "passages": call.passages, **call.options}
         scheduler = call.lm.shared_scheduler(max_rows=self.max_rows, max_bytes=self.max_bytes)
-        scheduled = scheduler.submit(asked, on_text=on_text, lone=self.lone)
+        scheduled = scheduler.submit(asked, on_text=on_text, lone=self.lone, engine=call.lm.engine)
         waiting.scheduled = scheduled
         if waiting.left:  # while the call was prepared
             scheduled.cancel()

@@ -210,18 +210,20 @@ class Answering:
         metrics: Metrics,
     ) -> None:
         self.retriever, self.metrics = retriever, metrics
-        self._settings = settings
+        self._lm, self._settings = lm, settings
         self._calls = Calls(settings.max_rows, settings.max_bytes)
         self.line = Line(settings.max_rows, settings.most_waiting, settings.wait_s)
         metrics.watch(lambda: self.line.waiting)
-        self._models = {tenant: _model_of(lm, tenant) for tenant in tenants}
+        self._models = {
+            tenant: lm if tenant.salt is None else lm.tenant(tenant.salt) for tenant in tenants
+        }
 
     def close(self) -> None:
         """Let nobody in any more, and end what is under way within a token."""
         self.line.close()
-        for lm in self._models.values():
-            settings = self._settings
-            lm.shared_scheduler(max_rows=settings.max_rows, max_bytes=settings.max_bytes).cancel()
+        settings = self._settings
+        bounds: dict[str, Any] = {"max_rows": settings.max_rows, "max_bytes": settings.max_bytes}
+        self._lm.shared_scheduler(**bounds).cancel()
 
     def model(self, tenant: Tenant) -> WindowedLM:
         """The model with this tenant's part of the cache."""
@@ -349,13 +351,6 @@ def searched(messages: Sequence[dict[str, Any]]) -> str:
     if not places:
         return ""
     return search_text(said[: places[-1]], said[places[-1]]["content"])
-
-
-def _model_of(lm: WindowedLM, tenant: Tenant) -> WindowedLM:
-    """A model whose windows no other tenant finds, in the cache or in a batch."""
-    if tenant.salt is None:
-        return lm
-    return lm.with_cache(None if lm.cache is None else lm.cache.tenant(tenant.salt))
 
 
 async def _merged(streams: Sequence[AsyncGenerator[Piece, None]]) -> AsyncGenerator[Piece, None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import signal
@@ -15,6 +16,7 @@ import httpx
 import pytest
 
 from rag_windows import InputError, PassageCache, WindowedLM
+from rag_windows.batching.loop import BatchLoop
 from rag_windows.server import Keys, Settings, create_app
 from rag_windows.server.answering import Answering
 from rag_windows_retrievers import BM25Retriever
@@ -76,6 +78,40 @@ async def test_tenants_share_no_windows(fresh: WindowedLM) -> None:
             client.delete("/v1/passages/z", headers=bearer(ADA)),
         ):
             assert (await call).status_code == 403
+
+
+@pytest.mark.parametrize("kept", [True, False], ids=["cache", "none"])
+async def test_tenants_share_forward_passes_and_no_windows(
+    fresh: WindowedLM, kept: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lm = fresh if kept else fresh.with_cache(None)
+    keys = Keys([("ada", ADA, False), ("olga", OLGA, True)])
+    rows: list[int] = []
+    step = BatchLoop.step
+
+    def counting(self: BatchLoop) -> Any:
+        rows.append(len(self.rows))
+        return step(self)
+
+    monkeypatch.setattr(BatchLoop, "step", counting)
+    # Long enough that all are under way at once.
+    end = {str(lm.tokenizer.eos_token_id): -100}
+    asked = body(documents=DOCUMENTS, logit_bias=end, max_tokens=300)
+    async with asking(create_app(lm, keys=keys)) as client:
+        answers = await asyncio.gather(
+            *(
+                client.post("/v1/chat/completions", json=asked, headers=bearer(key))
+                for key in (ADA, OLGA, ADA, OLGA)
+            )
+        )
+    found = [answer.json() for answer in answers]
+    assert len({one["choices"][0]["message"]["content"] for one in found}) == 1
+    assert max(rows) > 2
+    cached = [one["usage"]["prompt_tokens_details"]["cached_tokens"] for one in found]
+    # Each tenant's windows are encoded for it once, whatever the other one reads.
+    again = lm.with_cache(PassageCache("64MiB"))
+    repeated = [again.generate(QUESTION, DOCUMENTS, max_new_tokens=1) for _ in range(2)][1]
+    assert sum(cached[0::2]) == sum(cached[1::2]) == repeated.usage.cached_tokens
 
 
 async def test_warm_and_forget(fresh: WindowedLM, corpus: BM25Retriever) -> None:
