@@ -308,9 +308,9 @@ class Answering:
             options = asked.generate_options(index)
             if (grammar := reader.grammar()) is not None:
                 options["grammar"] = grammar
-            elif asked.strict:
+            elif asked.strict is not None:
                 told = "can only be kept where tool_choice forces a call. Leave strict out."
-                raise refused("tools[].function.strict", told)
+                raise refused(asked.strict, told)
             if self._settings.system is not None:
                 options["prefix"] = self._settings.system
             calls.append(

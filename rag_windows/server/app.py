@@ -19,7 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from rag_windows import InputError, RagWindowsError, WindowedLM, __version__
 from rag_windows.integration import describe, one_line
-from rag_windows.server import chat, page, passages, reference
+from rag_windows.server import chat, page, passages, reference, responses
 from rag_windows.server.answering import Answering, ClientLeft, Retriever
 from rag_windows.server.errors import ApiError, answered, internal, log_failure
 from rag_windows.server.keys import Keys
@@ -78,7 +78,7 @@ def create_app(
         redoc_url=None,
     )
     app.state.served = served
-    for made in (chat.routes, passages.routes, page.routes, _routes):
+    for made in (chat.routes, responses.routes, passages.routes, page.routes, _routes):
         app.include_router(made(served))
     app.include_router(reference.routes(app))
     for kind in (ApiError, RagWindowsError, HTTPException, ClientLeft):

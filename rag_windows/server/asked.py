@@ -40,7 +40,7 @@ class Asked:
         penalties: for tokens that stand in the answer already: frequency, presence.
         tools, tool_choice, parallel: as `rag_windows.integration.AnswerReader` takes them; without
             ``parallel`` an answer makes one call at most.
-        strict: whether arguments of calls must be held to the tool's schema.
+        strict: the field that says that arguments of calls must be held to the tool's schema.
         n: how many answers.
         user: whom the client asks for, for the log.
     """
@@ -55,7 +55,7 @@ class Asked:
     tools: list[dict[str, Any]] = field(default_factory=list)
     tool_choice: Any = None
     parallel: bool = True
-    strict: bool = False
+    strict: str | None = None
     n: int = 1
     user: str | None = None
 
@@ -172,7 +172,8 @@ def answer_form(form: Mapping[str, Any] | None, param: str, tools: bool) -> dict
         inner = form.get("json_schema", form)
         schema = inner.get("schema") if isinstance(inner, Mapping) else None
         if not isinstance(schema, Mapping):
-            raise refused(f"{param}.json_schema.schema", "must be an object.", "invalid_type")
+            place = f"{param}.json_schema" if "json_schema" in form else param
+            raise refused(f"{place}.schema", "must be an object.", "invalid_type")
     try:
         check_schema(schema)
     except InputError as error:
@@ -222,12 +223,16 @@ def messages_of(
     *,
     tools: bool,
     param: str = "messages",
+    places: Sequence[str] = (),
 ) -> list[dict[str, Any]]:
-    """Messages as ``generate`` takes them; the documents in them are added to those found."""
+    """Messages as ``generate`` takes them; the documents in them are added to those found.
+
+    ``places`` says where each message stands in the request, if not at its place in ``param``.
+    """
     read: list[dict[str, Any]] = []
     brought: set[str] = set()
     for index, message in enumerate(given):
-        place = f"{param}[{index}]"
+        place = places[index] if places else f"{param}[{index}]"
         role = _ROLES.get(str(message.get("role")))
         if role is None:
             told = f"must be one of {', '.join(_ROLES)}."

@@ -107,7 +107,7 @@ def read(body: ChatBody, served: Served) -> Asked:
         tools=tools,
         tool_choice=choice,
         parallel=body.parallel_tool_calls is not False,
-        strict=strict,
+        strict="tools[].function.strict" if strict else None,
         n=n,
         user=body.safety_identifier or body.user,
     )

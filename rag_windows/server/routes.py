@@ -106,7 +106,7 @@ class Served:
 
     def json(self, answer: BaseModel) -> Response:
         """An answer of openai's types, with what we add."""
-        return Response(answer.model_dump_json(exclude_unset=True), media_type="application/json")
+        return Response(_json(answer), media_type="application/json")
 
 
 def _read(text: bytes, kind: type[B]) -> B:
@@ -178,7 +178,12 @@ class Stream(StreamingResponse):
 def event(data: BaseModel, name: str | None = None) -> str:
     """A server-sent event with this as its JSON."""
     head = "" if name is None else f"event: {name}\n"
-    return f"{head}data: {data.model_dump_json(exclude_unset=True)}\n\n"
+    return f"{head}data: {_json(data)}\n\n"
+
+
+def _json(data: BaseModel) -> str:
+    # A part whose type is narrower than the field's is written as what it is.
+    return data.model_dump_json(by_alias=True, exclude_unset=True, serialize_as_any=True)
 
 
 def new_id(kind: str) -> str:
