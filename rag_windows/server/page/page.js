@@ -367,4 +367,5 @@ async function begin() {
   }
 }
 
+question.focus();
 begin();
