@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import asdict
 from typing import Any
 
 from fastapi import APIRouter, Request
 from pydantic import BaseModel, ConfigDict, Field
 
-from rag_windows import PassageCache
+from rag_windows import CancelledGenerationError, PassageCache
+from rag_windows.server.answering import until_left
 from rag_windows.server.documents import passages_in
 from rag_windows.server.errors import ApiError, refused
 from rag_windows.server.keys import Tenant
@@ -58,7 +60,19 @@ def routes(served: Served) -> APIRouter:
                 raise refused("documents", "this server can't list its own. Send some.", "missing")
         parts = [part for part in (served.settings.system, body.system) if part]
         lm, prefix = served.answering.model(tenant), "\n\n".join(parts) or None
-        done = await served.in_thread(lambda: lm.warm(passages, prefix=prefix, ttl=body.ttl))
+        left = threading.Event()
+
+        def check(*_: object) -> None:
+            if left.is_set() or served.answering.line.closed:
+                raise CancelledGenerationError("Nobody waits for these passages any more.")
+
+        work = served.in_thread(
+            lambda: lm.warm(passages, prefix=prefix, ttl=body.ttl, on_warmed=check)
+        )
+        try:
+            done = await until_left(request, work)
+        finally:
+            left.set()
         return {"object": "passages.warmed", **asdict(done)}
 
     @router.delete("/v1/passages/{id:path}", summary="Forget a passage's or document's windows")

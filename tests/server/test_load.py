@@ -13,10 +13,11 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from rag_windows import Scheduler, WindowedLM
+from rag_windows import PassageCache, Scheduler, WindowedLM
 from rag_windows.batching.questions import Question
 from rag_windows.server import Settings, create_app
 from rag_windows.server.process import Server
+from rag_windows_retrievers import BM25Retriever
 from tests.server.conftest import asking
 from tests.server.test_chat import DOCUMENTS, ask, body
 
@@ -243,3 +244,20 @@ async def test_the_end(lm: WindowedLM, endless: dict[str, Any]) -> None:
     assert [one.status_code for one in answers] == [503, 200, 503]
     assert "unavailable" in answers[1].text
     assert "[DONE]" not in answers[1].text
+
+
+async def test_warming_ends_when_nobody_waits(
+    listening: Listen, lm: WindowedLM, corpus: BM25Retriever
+) -> None:
+    fresh = lm.with_cache(PassageCache("64MiB"))
+    app = create_app(fresh, Settings(), corpus)
+    async with httpx.AsyncClient(base_url=listening(app), timeout=30) as client:
+        with pytest.raises(httpx.ReadTimeout):
+            await client.post("/v1/passages/warm", json={}, timeout=0.3)
+        assert fresh.cache is not None
+        entries = fresh.cache.stats().tiers["memory"].entries
+        before = -1
+        while entries > before:  # what was under way ends
+            await asyncio.sleep(1)
+            before, entries = entries, fresh.cache.stats().tiers["memory"].entries
+    assert entries < len(corpus.passages) / 2
