@@ -249,15 +249,21 @@ async def test_the_end(lm: WindowedLM, endless: dict[str, Any]) -> None:
 async def test_warming_ends_when_nobody_waits(
     listening: Listen, lm: WindowedLM, corpus: BM25Retriever
 ) -> None:
-    fresh = lm.with_cache(PassageCache("64MiB"))
-    app = create_app(fresh, Settings(), corpus)
-    async with httpx.AsyncClient(base_url=listening(app), timeout=30) as client:
-        with pytest.raises(httpx.ReadTimeout):
-            await client.post("/v1/passages/warm", json={}, timeout=0.3)
-        assert fresh.cache is not None
-        entries = fresh.cache.stats().tiers["memory"].entries
-        before = -1
-        while entries > before:  # what was under way ends
-            await asyncio.sleep(1)
-            before, entries = entries, fresh.cache.stats().tiers["memory"].entries
-    assert entries < len(corpus.passages) / 2
+    cache = PassageCache("64MiB")
+    app = create_app(lm.with_cache(cache), Settings(), corpus)
+
+    def entries() -> int:
+        return cache.stats().tiers["memory"].entries
+
+    slow = lm.model.get_input_embeddings().register_forward_hook(lambda *_: time.sleep(0.5))
+    try:
+        async with httpx.AsyncClient(base_url=listening(app), timeout=30) as client:
+            with pytest.raises(httpx.ReadTimeout):
+                await client.post("/v1/passages/warm", json={}, timeout=0.3)
+            before = -1
+            while entries() > before:  # what was under way ends
+                before = entries()
+                await asyncio.sleep(1.5)
+    finally:
+        slow.remove()
+    assert before < len(corpus.passages) / 2
