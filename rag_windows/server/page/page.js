@@ -55,24 +55,25 @@ async function call(path, options = {}) {
 async function* events(body) {
   const reader = body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
-  for (;;) {
-    let piece;
-    try {
-      piece = await reader.read();
-    } catch (error) {
-      if (error.name === "AbortError") throw error;
-      return; // the connection broke: whoever reads misses the end of the answer
+  try {
+    for (;;) {
+      const piece = await reader.read();
+      if (piece.done) return;
+      rest += piece.value;
+      const blocks = rest.split(/\r?\n\r?\n/);
+      rest = blocks.pop();
+      for (const block of blocks) {
+        const lines = block.split(/\r?\n/).filter((line) => line.startsWith("data:"));
+        const data = lines.map((line) => line.slice(5).trim()).join("\n");
+        if (data === "[DONE]") return;
+        if (data) yield parsed(data);
+      }
     }
-    if (piece.done) return;
-    rest += piece.value;
-    const blocks = rest.split(/\r?\n\r?\n/);
-    rest = blocks.pop();
-    for (const block of blocks) {
-      const lines = block.split(/\r?\n/).filter((line) => line.startsWith("data:"));
-      const data = lines.map((line) => line.slice(5).trim()).join("\n");
-      if (data === "[DONE]") return;
-      if (data) yield parsed(data);
-    }
+  } catch (error) {
+    // Where the connection broke, whoever reads misses the end of the answer.
+    if (error.name === "AbortError" || error instanceof Refused) throw error;
+  } finally {
+    reader.cancel().catch(() => {}); // what is left is not wanted
   }
 }
 
@@ -358,9 +359,9 @@ async function begin() {
   status.textContent = "";
   try {
     await load();
+    if (!unlock.hidden) question.focus(); // the field of the key goes away
     unlock.hidden = true;
     key.value = "";
-    question.focus();
   } catch (error) {
     if (error.locked) lock();
     status.textContent = error.message;
