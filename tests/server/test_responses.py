@@ -26,6 +26,7 @@ from rag_windows.server.errors import ApiError
 from rag_windows.server.responses import ResponsesBody, read
 from tests.server.conftest import asking
 from tests.server.test_chat import DOCUMENTS, QUESTION
+from tests.server.test_hostile import VALUES, Passes
 from tests.tool_models import scripted
 
 SEARCH: dict[str, Any] = {
@@ -221,10 +222,12 @@ async def test_values_are_checked(
 
 
 NAMES = ("type", "role", "content", "call_id", "name", "arguments", "output", "artifact", "text")
-VALUES = ("message", "function_call", "function_call_output", "reasoning", "user", "assistant")
-VALUES = (*VALUES, "input_text", "input_file", "document", "file_data", "allowed_tools", "function")
+WORDS = (
+    *("message", "function_call", "function_call_output", "reasoning", "user", "assistant"),
+    *("input_text", "input_file", "document", "file_data", "allowed_tools", "function"),
+)
 JSON: Any = strategies.recursive(
-    strategies.none() | strategies.integers() | strategies.sampled_from(VALUES),
+    strategies.none() | strategies.integers() | strategies.sampled_from(WORDS),
     lambda inner: (
         strategies.lists(inner, max_size=2)
         | strategies.dictionaries(strategies.sampled_from(NAMES), inner, max_size=4)
@@ -232,7 +235,7 @@ JSON: Any = strategies.recursive(
     max_leaves=6,
 )
 OBJECT = strategies.fixed_dictionaries(
-    {"type": strategies.sampled_from(VALUES)}, optional=dict.fromkeys(NAMES[1:], JSON)
+    {"type": strategies.sampled_from(WORDS)}, optional=dict.fromkeys(NAMES[1:], JSON)
 )
 
 
@@ -250,6 +253,19 @@ def test_nothing_but_errors_of_ours(lm: WindowedLM) -> None:
             read(ResponsesBody.model_validate({"model": "tiny-reader", **fields}), served)
 
     check()
+
+
+@pytest.mark.parametrize("field", [*sorted(ResponsesBody.model_fields), "x" * 10_000])
+async def test_any_value_in_any_field(client: httpx.AsyncClient, field: str) -> None:
+    for value in VALUES:
+        given = {**body(documents=DOCUMENTS, max_output_tokens=1), field: value}
+        answer = await client.post("/v1/responses", json=given)
+        told = f"{value!r:.80}: {answer.text[:300]}"
+        assert answer.status_code in (200, 400, 404), told
+        if answer.status_code != 200:
+            assert answer.json()["error"]["message"], told
+            assert len(answer.content) < 2000, told
+        assert "response.failed" not in answer.text, told
 
 
 async def test_neutral_values_are_taken(client: httpx.AsyncClient) -> None:
@@ -634,6 +650,29 @@ async def test_errors_before_a_stream_have_their_status(lm: WindowedLM) -> None:
         assert answer.status_code == 404
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_who_leaves_ends_the_work(address: str, lm: WindowedLM, stream: bool) -> None:
+    long = {**LETTERS["format"], "schema": {"type": "string", "pattern": "^(a|b){400}$"}}
+    passes = Passes(0.05)
+    hook = lm.model.register_forward_pre_hook(passes)
+    try:
+        given = body(text={"format": long}, max_output_tokens=400, stream=stream)
+        url = f"{address}/v1/responses"
+        with (
+            suppress(httpx.ReadTimeout),
+            httpx.stream("POST", url, json=given, timeout=httpx.Timeout(60, read=1)) as answer,
+        ):
+            assert stream
+            for line in answer.iter_lines():
+                if "output_text.delta" in line:
+                    break
+        before = passes.count
+        assert before >= 2
+        assert passes.after() - before <= 2
+    finally:
+        hook.remove()
+
+
 # What Open Responses' compliance cases describe (openresponses.org/compliance).
 
 REQUIRED = {
@@ -802,7 +841,7 @@ def langchain(address: str, **fields: Any) -> ChatOpenAI:
     )
 
 
-def annotations(message: AIMessage) -> list[Any]:
+def cited_by(message: AIMessage) -> list[Any]:
     """Those of all blocks of a message."""
     blocks = [block for block in message.content if isinstance(block, dict)]
     return [one for block in blocks for one in block.get("annotations", ())]
@@ -813,7 +852,7 @@ async def test_langchain_keeps_annotations(address: str) -> None:
     whole = llm.invoke(QUESTION)
     assert isinstance(whole, AIMessage)
     assert whole.text == "cheese"
-    (cited,) = annotations(whole)
+    (cited,) = cited_by(whole)
     assert (cited["type"], cited["url"]) == ("url_citation", "passage:z")
     assert whole.usage_metadata is not None
     assert whole.usage_metadata["output_tokens"] == 2
@@ -825,7 +864,7 @@ async def test_langchain_keeps_annotations(address: str) -> None:
         assert isinstance(chunk, AIMessageChunk)
         streamed = chunk if streamed is None else streamed + chunk
     assert streamed.text == "cheese"
-    (again,) = annotations(streamed)
+    (again,) = cited_by(streamed)
     assert {name: again[name] for name in cited} == cited
     assert streamed.usage_metadata is not None
     message = await llm.ainvoke([HumanMessage(QUESTION), whole, HumanMessage(QUESTION)])
