@@ -7,14 +7,14 @@ import json
 import logging
 import math
 import time
-from collections.abc import AsyncGenerator, Awaitable, Iterable, Sequence
-from contextlib import aclosing, asynccontextmanager, suppress
+from collections.abc import AsyncGenerator, Awaitable, Generator, Iterable, Sequence
+from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeVar
 
 from fastapi import Request
 
-from rag_windows import BatchRequest, Chunk, Generation, LimitError, Passage, WindowedLM
+from rag_windows import BatchRequest, Chunk, Generation, InputError, LimitError, Passage, WindowedLM
 from rag_windows.integration import (
     AnswerReader,
     Calls,
@@ -29,7 +29,7 @@ from rag_windows.integration import (
 )
 from rag_windows.server.asked import Asked
 from rag_windows.server.documents import url_of
-from rag_windows.server.errors import busy, refused
+from rag_windows.server.errors import busy, of, refused
 from rag_windows.server.keys import Tenant
 from rag_windows.server.metrics import Metrics
 from rag_windows.server.settings import Settings
@@ -59,7 +59,7 @@ class Answered:
         generation: usage, timings, notes.
         citations: of each passage ``index``, ``id``, ``title``, ``weight`` (its share of the
             attention) and whether it ``carried`` the answer; of those that the server retrieved
-            ``text`` and ``score``, too.
+            ``text`` and ``score``, too, of others the ``metadata`` that came with them.
         annotations: of those that carried it, ``url``, ``title``, ``start_index``, ``end_index``.
         rag: method, timings, notes, windows, fallback.
         logprobs: of each token, in the form of chat completions; None unless they were asked for.
@@ -233,7 +233,7 @@ class Answering:
         """Answer a question, ``n`` times; a cancelled task stops the work within a token."""
         async with self.line.turn():
             calls = await asyncio.to_thread(self._prepared, asked, tenant)
-            with self.metrics.answering(tenant, len(calls)) as told:
+            with _naming(asked.param), self.metrics.answering(tenant, len(calls)) as told:
                 tasks = [
                     asyncio.create_task(self._answer(index, call, asked))
                     for index, call in enumerate(calls)
@@ -261,7 +261,7 @@ class Answering:
         """
         async with self.line.turn():
             calls = await asyncio.to_thread(self._prepared, asked, tenant)
-            with self.metrics.answering(tenant, len(calls)) as told:
+            with _naming(asked.param), self.metrics.answering(tenant, len(calls)) as told:
                 streams = [self._stream(index, call, asked) for index, call in enumerate(calls)]
                 pieces = streams[0] if len(streams) == 1 else _merged(streams)
                 answers: list[Answered] = []
@@ -303,8 +303,11 @@ class Answering:
             passages = self.retriever.retrieve(searched(asked.messages), asked.top_k)
         calls = []
         for index in range(asked.n):
-            tools = asked.tools or None
-            reader = AnswerReader.of(lm.tokenizer, lm.template_kwargs, tools, asked.tool_choice)
+            with _naming("tools", InputError):
+                tools = asked.tools or None
+                reader = AnswerReader.of(lm.tokenizer, lm.template_kwargs, tools, asked.tool_choice)
+            with _naming(asked.param, InputError):
+                query = reader.query(asked.messages)
             options = asked.generate_options(index)
             if (grammar := reader.grammar()) is not None:
                 options["grammar"] = grammar
@@ -316,7 +319,7 @@ class Answering:
             calls.append(
                 ModelCall(
                     lm=lm,
-                    query=reader.query(asked.messages),
+                    query=query,
                     passages=passages,
                     options=options,
                     method=asked.method,
@@ -325,7 +328,8 @@ class Answering:
                     parallel=asked.parallel,
                 )
             )
-        self._check_tokens(calls[0])
+        with _naming(asked.param):
+            self._check_tokens(calls[0])
         return calls
 
     def _check_tokens(self, call: ModelCall) -> None:
@@ -342,6 +346,17 @@ class Answering:
                 f"The prompt has {tokens} tokens with its passages; this server takes {most}. "
                 "Send fewer or shorter documents."
             )
+
+
+@contextmanager
+def _naming(param: str, kind: type[InputError] = LimitError) -> Generator[None]:
+    """Name the request's field in an error of the engine."""
+    try:
+        yield
+    except kind as error:
+        told = of(error)
+        told.error["param"] = told.error["param"] or param
+        raise told from error
 
 
 def searched(messages: Sequence[dict[str, Any]]) -> str:
@@ -428,6 +443,8 @@ def _citations(
         }
         if asked.top_k:
             entry |= {"text": passage.text, "score": passage.score}
+        elif passage.metadata:
+            entry["metadata"] = dict(passage.metadata)
         citations.append(entry)
         annotations[one.passage] = {
             "url": url_of(passage, one.passage),

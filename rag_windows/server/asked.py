@@ -43,6 +43,7 @@ class Asked:
         strict: the field that says that arguments of calls must be held to the tool's schema.
         n: how many answers.
         user: whom the client asks for, for the log.
+        param: the request's field with the messages, which errors name.
     """
 
     messages: list[dict[str, Any]]
@@ -58,6 +59,7 @@ class Asked:
     strict: str | None = None
     n: int = 1
     user: str | None = None
+    param: str = "messages"
 
     def generate_options(self, index: int) -> dict[str, Any]:
         """The arguments of ``generate`` for one of the answers."""
@@ -146,6 +148,11 @@ def new_tokens(asked: int | None, param: str, settings: Settings) -> int:
     return settings.new_tokens if asked is None else asked
 
 
+def user_of(body: Body) -> str | None:
+    """Whom a request is for, as far as it says so."""
+    return " ".join(filter(None, (body.safety_identifier, body.user))) or None
+
+
 def sampling(body: Body) -> dict[str, Any]:
     """Options of ``generate`` for temperature and top_p."""
     return sampling_options(body.temperature, body.top_p)
@@ -212,8 +219,8 @@ def top_k(body: Body, brought: bool, retriever: object | None, settings: Setting
 _ROLES = {"developer": "system"} | {role: role for role in ("system", "user", "assistant", "tool")}
 _TEXT_PARTS = ("text", "input_text", "output_text")
 _MESSAGE = {"role", "content", "name", "tool_calls", "tool_call_id", "artifact", "refusal"}
-_SILENT = {"audio", "function_call", "annotations", "citations", "rag", "reasoning_content"}
-"""Of an answer of before that is sent back: what says nothing that the model should read."""
+_SILENT = {"annotations", "citations", "rag", "reasoning_content"}
+"""What clients send back of an earlier answer beside what the assistant said."""
 
 
 def messages_of(
@@ -238,7 +245,7 @@ def messages_of(
             told = f"must be one of {', '.join(_ROLES)}."
             raise refused(f"{place}.role", told, "invalid_value")
         for name, value in message.items():
-            silent = name in _SILENT and (role == "assistant" or value is None)
+            silent = value is None or (name in _SILENT and role == "assistant")
             if name not in _MESSAGE and not silent:
                 raise refused(f"{place}.{name}", "is not known here.", "unknown_parameter")
         call_id, made = message.get("tool_call_id"), message.get("tool_calls")
@@ -248,7 +255,13 @@ def messages_of(
             raise refused(f"{place}.tool_calls", "must be a list of calls.", "invalid_type")
         before = found.count()
         text = _text(message.get("content"), role, found, f"{place}.content")
+        if (declined := message.get("refusal")) is not None:
+            if role != "assistant" or not isinstance(declined, str):
+                raise refused(f"{place}.refusal", "is the assistant's, and a text.")
+            text += declined
         said: dict[str, Any] = {"role": role, "content": text}
+        if message.get("name") is not None:
+            said["name"] = message["name"]
         if role == "tool":
             said["tool_call_id"] = call_id
             passages = docs.passages_in(message.get("artifact"), f"{place}.artifact")
@@ -334,6 +347,8 @@ def tools_of(
         if choice.get("type") != "function":
             raise refused("tool_choice", "must be auto, none, required or a function.")
         choice = {"type": "function", "function": {"name": _name(choice)}}
+        if _name(choice) not in [tool["function"].get("name") for tool in read]:
+            raise refused("tool_choice", "names no tool that the request brings.", "invalid_value")
     elif choice not in (None, "none", "auto", "required"):
         raise refused("tool_choice", "must be auto, none, required or a function.")
     if not read and choice not in (None, "none", "auto"):

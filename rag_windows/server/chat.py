@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from fastapi import APIRouter, Request, Response
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 from rag_windows.server import asked
 from rag_windows.server.answering import Answered, Piece
 from rag_windows.server.asked import Asked, Body, Refusals
 from rag_windows.server.errors import refused
 from rag_windows.server.routes import Served, Stream, body_schema, event, new_id
+
+Stop = Annotated[str, StringConstraints(min_length=1)]
 
 
 class StreamOptions(BaseModel):
@@ -58,7 +60,7 @@ class ChatBody(Body):
     parallel_tool_calls: bool | None = None
     response_format: dict[str, Any] | None = None
     seed: int | None = Field(default=None, ge=-(2**63), lt=2**63)
-    stop: str | list[str] | None = None
+    stop: Stop | list[Stop] | None = None
     stream_options: StreamOptions | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
@@ -109,7 +111,7 @@ def read(body: ChatBody, served: Served) -> Asked:
         parallel=body.parallel_tool_calls is not False,
         strict="tools[].function.strict" if strict else None,
         n=n,
-        user=body.safety_identifier or body.user,
+        user=asked.user_of(body),
     )
 
 

@@ -123,7 +123,8 @@ def read(body: ResponsesBody, served: Served) -> Asked:
         tool_choice=choice,
         parallel=body.parallel_tool_calls is not False,
         strict="tools[].strict" if strict else None,
-        user=body.safety_identifier or body.user,
+        user=asked.user_of(body),
+        param="input",
     )
 
 

@@ -14,6 +14,7 @@ from rag_windows.server import Settings, create_app
 from rag_windows.server.chat import ChatBody
 from tests.server.conftest import asking
 from tests.server.test_chat import DOCUMENTS, ask, body, events
+from tests.tool_models import scripted
 
 SEARCH = {"type": "function", "function": {"name": "search", "parameters": {"type": "object"}}}
 
@@ -76,6 +77,15 @@ async def test_refused_by_name(client: httpx.AsyncClient, name: str) -> None:
             {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
             "messages[0].content[0]",
         ),
+        ({"messages": [{"role": "user", "content": "Q", "refusal": "R"}]}, "messages[0].refusal"),
+        (
+            {"messages": [{"role": "assistant", "content": "Q", "function_call": {}}]},
+            "messages[0].function_call",
+        ),
+        ({"messages": [{"role": "user", "content": "Q", "name": "a b"}]}, "messages"),
+        ({"messages": [{"role": "user", "content": "Q " * 9000}]}, "messages"),
+        ({"stop": ""}, "stop"),
+        ({"stop": ["a", ""]}, "stop"),
         ({"temperature": 3}, "temperature"),
         ({"temperature": "0"}, "temperature"),
         ({"top_p": 0}, "top_p"),
@@ -165,6 +175,25 @@ async def test_seed_and_choices(client: httpx.AsyncClient, lm: WindowedLM) -> No
     greedy = await ask(client, **{**drawn, "temperature": 0})
     contents = [one["choices"][0]["message"]["content"] for one in (nucleus, greedy)]
     assert contents[0] == contents[1]
+
+
+async def test_what_messages_hold() -> None:
+    scripted_lm = scripted("hermes", "x")
+    said = [
+        {"role": "developer", "content": "Be brief."},
+        {"role": "user", "name": "ada", "content": [{"type": "text", "text": "Who?"}]},
+        {"role": "assistant", "content": None, "refusal": "No.", "annotations": [], "rag": {}},
+        {"role": "user", "content": "Please."},
+    ]
+    async with asking(create_app(scripted_lm)) as client:
+        await ask(client, messages=said)
+    ((query, _),) = scripted_lm.asked
+    assert query.system == "Be brief."
+    assert [(turn.role, turn.content, turn.name) for turn in query.turns] == [
+        ("user", "Who?", "ada"),
+        ("assistant", "No.", None),
+        ("user", "Please.", None),
+    ]
 
 
 async def test_logprobs(client: httpx.AsyncClient, lm: WindowedLM) -> None:

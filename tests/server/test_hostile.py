@@ -16,7 +16,7 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from rag_windows import WindowedLM
+from rag_windows import PassageCache, WindowedLM
 from rag_windows.server import Keys, Settings, create_app
 from rag_windows.server.chat import ChatBody
 
@@ -296,7 +296,9 @@ async def test_wrong_keys(listening: Listen, lm: WindowedLM, value: str | None) 
 
 
 async def test_tenants_share_no_cache(listening: Listen, lm: WindowedLM) -> None:
-    address = listening(create_app(lm, Settings(), keys=Keys(KEYS)))
+    # A cache of its own: one that others have filled may not keep what is new.
+    fresh = lm.with_cache(PassageCache("64MiB"))
+    address = listening(create_app(fresh, Settings(), keys=Keys(KEYS)))
     tale = "Zelwick Academy makes cheese, says the letter to the tenants."
     given = asked(documents=[tale, "Another tenant's secret is here."])
 

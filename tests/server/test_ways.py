@@ -82,6 +82,9 @@ async def test_ways_in(
     message = answer["choices"][0]["message"]
     (citation,) = message["citations"]
     assert (citation["id"], citation["title"]) == (identity, title)
+    brought = (fields.get("documents") or [None])[0]
+    if isinstance(brought, dict) and "a" in brought.get("metadata", {}):
+        assert citation["metadata"] == {"a": 1}
     passage = {"text": TEXT, "title": title}
     expected = lm.generate(QUESTION, [passage], do_sample=False)
     assert message["content"] == expected.text
