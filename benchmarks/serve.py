@@ -5,11 +5,12 @@
 The shipped model answers questions about the sample corpus. Each question brings 8 passages: the
 4 that fit it best, which other questions bring, too, and 4 that nobody else brings. Every answer is
 compared with what `WindowedLM.generate` says in this process, its text and its citations. There
-are three runs, each over a new folder of the passage cache: one client that asks one question
-after the other; many at a time; and many at a time while every fifth question has a companion
-that leaves in the middle of a long answer, streamed or not, and the server is killed twice and
-started again over the same folder. Clients whose connection breaks ask again. At the end the
-server is stopped by SIGTERM while long answers are under way.
+are runs with one client that asks one question after the other, and with many at a time, each over
+a new folder of the passage cache. The model's own answers have 2 or 3 tokens, so there are runs
+in which each goes on to 32. In the last run every fifth question has a companion that leaves in
+the middle of a long answer, streamed or not, and the server is killed twice and started again over
+the same folder. Clients whose connection breaks ask again. At the end the server is stopped by
+SIGTERM while long answers are under way.
 """
 
 from __future__ import annotations
@@ -40,6 +41,9 @@ from rag_windows.samples import sample_questions, samples_path
 from rag_windows_retrievers import BM25Retriever, load_documents, split_documents
 
 CHAT = "/v1/chat/completions"
+END = 2
+"""The token with which an answer of this model ends."""
+LONG_TOKENS = 32
 LONG_S = 120.0
 """Nobody waits longer for an answer, with all tries: it is lost."""
 TOLERANCE = 1e-3
@@ -54,12 +58,19 @@ class Question:
     passages: list[str]
     answer: str
     weights: list[float]
+    long: bool = False
 
     def body(self, **options: Any) -> dict[str, Any]:
         """The same as a streamed request."""
         messages = [{"role": "user", "content": self.text}]
         body = {"model": "tiny-reader", "messages": messages, "documents": self.passages}
-        return {**body, "temperature": 0, "stream": True, **options}
+        longer = _longer(LONG_TOKENS) if self.long else {}
+        return {**body, "temperature": 0, "stream": True, **longer, **options}
+
+
+def _longer(tokens: int) -> dict[str, Any]:
+    """Options of a request for an answer of so many tokens."""
+    return {"logit_bias": {str(END): -100}, "max_completion_tokens": tokens}
 
 
 @dataclass
@@ -104,23 +115,26 @@ class Result:
     stopped_under_way: int
 
 
-def questions(count: int, seed: int = 0) -> list[Question]:
-    """Questions with their passages, and the answers of `generate`."""
-    rng = random.Random(seed)
+def questions(count: int) -> dict[bool, list[Question]]:
+    """Questions with their passages, and the answers of `generate`: as they are, and long."""
+    rng = random.Random(0)
     folder = samples_path() / "corpus"
     loaded = load_documents([folder], root=folder)
     corpus = BM25Retriever(split_documents(loaded.documents, words=60))
     lm = WindowedLM.from_pretrained("tiny-reader", device_map="cpu")
     texts = [one.text for one in corpus.passages]
-    made = []
+    made: dict[bool, list[Question]] = {False: [], True: []}
+    longer: dict[str, Any] = {"max_new_tokens": LONG_TOKENS, "sequence_bias": [[[END], -100.0]]}
     for number, text in enumerate(itertools.islice(itertools.cycle(sample_questions()), count)):
-        shared = [one.text for one in corpus.retrieve(text, 4)]
-        others = rng.sample([one for one in texts if one not in shared], 4)
+        shared = [one.text for one in corpus.retrieve(text, 4)]  # fewer where no more fit
+        others = rng.sample([one for one in texts if one not in shared], 8 - len(shared))
         own = [f"Letter {number}, page {page}. {one}" for page, one in enumerate(others, 1)]
-        passages = rng.sample(shared + own, 8)
-        answer = lm.generate(text, passages, do_sample=False)
-        weights = [one.mass for one in answer.citations or ()]
-        made.append(Question(text, passages, answer.text, weights))
+        passages = rng.sample(shared + own, len(shared + own))
+        for long in (False, True):
+            options = longer if long else {}
+            answer = lm.generate(text, passages, do_sample=False, **options)
+            weights = [one.mass for one in answer.citations or ()]
+            made[long].append(Question(text, passages, answer.text, weights, long))
     return made
 
 
@@ -209,8 +223,7 @@ def _compare(question: Question, text: str, citations: Sequence[Any], run: Run) 
 
 async def leaves(client: httpx.AsyncClient, question: Question, streamed: bool, run: Run) -> None:
     """Ask for a long answer, and leave in its middle."""
-    # The end of an answer is the token 2 of this model.
-    body = question.body(stream=streamed, logit_bias={"2": -100}, max_completion_tokens=400)
+    body = question.body(stream=streamed, **_longer(400))
     with suppress(httpx.TransportError):
         if not streamed:
             try:
@@ -227,7 +240,7 @@ async def load(
     run: Run, asked: Sequence[Question], folder: Path, leaving: bool = False, kills: int = 0
 ) -> Server:
     """Ask all questions, so many at a time; the server still runs."""
-    server = Server(folder / run.name)
+    server = Server(Path(tempfile.mkdtemp(dir=folder)))
     await server.start()
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=run.clients)
     async with httpx.AsyncClient(base_url=server.address, timeout=LONG_S, limits=limits) as client:
@@ -270,7 +283,7 @@ async def stopped(server: Server, asked: Sequence[Question], clients: int) -> tu
 
     async def long(client: httpx.AsyncClient, question: Question) -> None:
         nonlocal seen
-        body = question.body(logit_bias={"2": -100}, max_completion_tokens=4000)
+        body = question.body(**_longer(4000))
         with suppress(httpx.TransportError):
             async with client.stream("POST", CHAT, json=body) as answer:
                 lines = answer.aiter_lines()
@@ -295,16 +308,19 @@ async def measured(count: int, clients: int, machine: str) -> Result:
     runs = [
         Run("one by one", count, 1),
         Run("together", count, clients),
-        Run("with leaving and kills", count, clients),
+        Run("one by one, 32 tokens each", count, 1),
+        Run("together, 32 tokens each", count, clients),
+        Run("together, with leaving and kills", count, clients),
     ]
     with tempfile.TemporaryDirectory(prefix="rag-windows-serve-") as name:
         for index, run in enumerate(runs):
-            hard = index == 2
-            server = await load(run, asked, Path(name), leaving=hard, kills=2 if hard else 0)
+            hard = index == len(runs) - 1
+            these = asked[index in (2, 3)]
+            server = await load(run, these, Path(name), leaving=hard, kills=2 if hard else 0)
             if not hard:
                 server.end(signal.SIGTERM)
             else:
-                stop_s, under_way = await stopped(server, asked, clients)
+                stop_s, under_way = await stopped(server, these, clients)
             run.peak_mib = server.peak_mib
             print(f"{run.name}: {run.seconds:.1f} s", file=sys.stderr)
     return Result(machine, runs, stop_s, under_way)

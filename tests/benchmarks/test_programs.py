@@ -9,11 +9,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 from pydantic import TypeAdapter
 
-from benchmarks import cache, quality, recall, report
+from benchmarks import cache, quality, recall, report, serve
 from rag_windows import Passage, WindowedLM
 from rag_windows.benchmark.result import Plan, Result
 from rag_windows.benchmark.run import run
@@ -176,3 +177,32 @@ def test_documents_hold_the_tables_of_the_runs() -> None:
         assert "<!-- bench: 8k -->" in text
         tables = partial(report.of_runs, ROOT, form)
         assert report.filled(text, tables) == text, "run `make bench-report`"
+
+
+async def test_the_load_test_counts_what_is_wrong_lost_and_asked_again() -> None:
+    right = serve.Question("Who?", ["a"], "Nobody", [0.5])
+    said: list[Any] = ["Nobody", None, "Nobody", "Somebody", "Nobody", "half", "Nobody"]
+    weights = iter([0.5, 0.5, 0.5, 0.4, 0.5])
+
+    def stream(_: httpx.Request) -> httpx.Response:
+        text = said.pop(0)
+        if text is None:
+            raise httpx.ConnectError("nobody listens")
+        delta: dict[str, Any] = {"content": text}
+        if text != "half":
+            delta["citations"] = [{"weight": next(weights)}]
+        choice = {"delta": delta, "finish_reason": None if text == "half" else "stop"}
+        event = json.dumps({"choices": [choice]})
+        end = "" if text == "half" else "data: [DONE]\n\n"
+        return httpx.Response(200, text=f"data: {event}\n\n{end}")
+
+    run = serve.Run("a run", 5, 1)
+    transport = httpx.MockTransport(stream)
+    async with httpx.AsyncClient(transport=transport, base_url="http://server") as client:
+        for _ in range(5):
+            await serve.answered(client, right, run)
+    # "Somebody", and a weight of 0.4; a connection that was none, and half an answer.
+    assert (run.wrong, run.lost, run.again, len(run.first_s)) == (2, 0, 2, 5)
+    run.seconds = 2.0
+    told = serve.shown(serve.Result("", [run], 1.0, 16))
+    assert "| a run | 5, 1 at a time | 0 | 0 | 2 | 0 | 2.5 |" in told
