@@ -70,6 +70,11 @@ async def events(client: httpx.AsyncClient, **fields: Any) -> list[dict[str, Any
         told.append(json.loads(data.removeprefix("data: ")))
         assert name == f"event: {told[-1]['type']}"
     assert [one["sequence_number"] for one in told] == list(range(len(told)))
+    items = told[-1]["response"]["output"]
+    for one in told:
+        if "output_index" in one:
+            item_id = one["item"]["id"] if "item" in one else one["item_id"]
+            assert items[one["output_index"]]["id"] == item_id
     return told
 
 
@@ -514,8 +519,9 @@ async def test_what_the_model_sees_of_calls() -> None:
         thought = {"type": "reasoning", "id": "rs_1", "summary": [], "content": []}
         said = {"role": "assistant", "content": "I look it up."}
         items = [{"role": "user", "content": "Colour?"}, thought, said, *calls, *results]
-        await respond(client, input=items, tools=[SEARCH])
+        await respond(client, input=items, tools=[SEARCH], instructions="Be brief.")
     query: Any = lm.asked[0][0]
+    assert query.system == "Be brief."
     shown = [(one.role, one.content, len(one.calls)) for one in query.turns]
     assert shown == [
         ("user", "Colour?", 0),
