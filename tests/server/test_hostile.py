@@ -297,8 +297,8 @@ async def test_wrong_keys(listening: Listen, lm: WindowedLM, value: str | None) 
 
 async def test_tenants_share_no_cache(listening: Listen, lm: WindowedLM) -> None:
     # A cache of its own: one that others have filled may not keep what is new.
-    fresh = lm.with_cache(PassageCache("64MiB"))
-    address = listening(create_app(fresh, Settings(), keys=Keys(KEYS)))
+    own = lm.with_cache(PassageCache("64MiB"))
+    address = listening(create_app(own, Settings(), keys=Keys(KEYS)))
     tale = "Zelwick Academy makes cheese, says the letter to the tenants."
     given = asked(documents=[tale, "Another tenant's secret is here."])
 
