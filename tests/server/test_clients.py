@@ -163,6 +163,11 @@ async def test_openai_full_queue(listening: Listen, lm: WindowedLM) -> None:
     )
 
 
+def one_loop() -> httpx.AsyncClient:
+    """Else LangChain keeps a client for each address, with connections of loops that have ended."""
+    return httpx.AsyncClient(timeout=60)
+
+
 def langchain(address: str, **options: Any) -> ChatOpenAI:
     """LangChain's model of OpenAI."""
     return ChatOpenAI(
@@ -171,6 +176,7 @@ def langchain(address: str, **options: Any) -> ChatOpenAI:
         api_key=SecretStr(KEY),
         temperature=0,
         max_retries=0,
+        http_async_client=one_loop(),
         **options,
     )
 
@@ -245,6 +251,8 @@ class TestLangChain(ChatModelIntegrationTests):
             "api_key": KEY,
             "temperature": 0,
             "stream_usage": True,
+            "max_retries": 0,
+            "http_async_client": one_loop(),
             "extra_body": {"documents": DOCUMENTS},
         }
 
@@ -255,6 +263,14 @@ class TestLangChain(ChatModelIntegrationTests):
     @property
     def has_structured_output(self) -> bool:
         return False
+
+
+class TestLangChainResponses(TestLangChain):
+    """The same over the route of responses."""
+
+    @property
+    def chat_model_params(self) -> dict[str, Any]:
+        return {**super().chat_model_params, "use_responses_api": True}
 
 
 class Found(BaseRetriever):

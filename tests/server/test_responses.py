@@ -843,6 +843,8 @@ def langchain(address: str, **fields: Any) -> ChatOpenAI:
         use_responses_api=True,
         temperature=0,
         max_retries=0,
+        # Else LangChain keeps a client for each address, with connections of loops that have ended.
+        http_async_client=httpx.AsyncClient(timeout=60),
         **fields,
     )
 
