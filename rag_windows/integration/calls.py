@@ -47,6 +47,10 @@ Read = Callable[[C, Generation], T]
 ReadChunk = Callable[[C, Chunk], Iterable[T]]
 
 
+_TICK_S = 0.02
+"""An event loop may wake up so much before the time that was asked for."""
+
+
 class _Waiting:
     """Somebody who waits for one answer, until it is there, is late, or nobody waits any more."""
 
@@ -68,7 +72,7 @@ class _Waiting:
         try:
             yield None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
         except (TimeoutError, queue.Empty) as error:
-            if self._deadline is None or time.monotonic() < self._deadline:
+            if self._deadline is None or time.monotonic() < self._deadline - _TICK_S:
                 raise
             raise GenerationTimeoutError(
                 f"The answer was not complete after {self._timeout} seconds. Allow more with "
