@@ -8,7 +8,7 @@ import socket
 import struct
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -509,11 +509,12 @@ def test_connection_goes_on_after_an_error(address: str) -> None:
 def test_no_http(address: str, raw: bytes) -> None:
     place = urlsplit(address)
     with socket.create_connection((place.hostname or "", place.port or 0), timeout=10) as made:
-        made.sendall(raw)
-        made.shutdown(socket.SHUT_WR)
-        try:
+        answer = b""
+        # The server may hang up before all is sent; shutdown then finds nobody (ENOTCONN).
+        with suppress(OSError):
+            made.sendall(raw)
+            made.shutdown(socket.SHUT_WR)
+        with suppress(ConnectionError):
             answer = made.recv(65_536)
-        except ConnectionError:
-            answer = b""
     assert not answer.startswith(b"HTTP/1.1 5")
     answers(address)
