@@ -673,7 +673,7 @@ def test_who_leaves_ends_the_work(address: str, lm: WindowedLM, stream: bool) ->
                 if "output_text.delta" in line:
                     break
         before = passes.count
-        assert before >= 2
+        assert before >= 1  # a stream may be left at its first token
         assert passes.after() - before <= 2
     finally:
         hook.remove()
