@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import gc
+import importlib
 import inspect
 import json
 import logging
@@ -255,7 +256,7 @@ def _import_libraries(model: ModelOptions) -> None:
         on_cpu = model.device == "cpu" or not torch.cuda.is_available()
         if model.name == DEFAULT_MODEL and model.dtype == "auto" and on_cpu:
             _compile_ahead()
-        import rag_windows.model  # noqa: F401 - loading it is all that is wanted
+        importlib.import_module("rag_windows.model")
     finally:
         gc.freeze()
         gc.enable()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 import logging
@@ -124,7 +125,7 @@ def _routes(served: Served) -> APIRouter:
     @router.get("/metrics", summary="Counters in Prometheus' text format", response_model=None)
     async def metrics(request: Request) -> Response:
         served.operator(request)
-        text = await served.in_thread(lambda: served.metrics.text(served.lm.cache))
+        text = await asyncio.to_thread(served.metrics.text, served.lm.cache)
         return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
     return router

@@ -14,7 +14,7 @@ from rag_windows.server import asked
 from rag_windows.server.answering import Answered, Piece
 from rag_windows.server.asked import Asked, Body, Refusals
 from rag_windows.server.errors import refused
-from rag_windows.server.routes import Served, Stream, body_schema, event, new_id
+from rag_windows.server.routes import Served, body_schema, event, new_id
 
 Stop = Annotated[str, StringConstraints(min_length=1)]
 
@@ -241,15 +241,8 @@ def routes(served: Served) -> APIRouter:
         response_model=None,
     )
     async def complete(request: Request) -> Response:
-        tenant = served.tenant(request)
-        body: ChatBody = await served.body(request, ChatBody)
-        question = await served.in_thread(lambda: read(body, served))
-        served.note(request, question)
-        shape = Shape(body, served)
-        if body.stream:
-            pieces = served.answering.stream(question, tenant)
-            return await Stream.begun(request, pieces, shape.stream)
-        answers = await served.whole(request, question, tenant)
-        return served.json(shape.whole(answers))
+        return await served.answered(
+            request, ChatBody, read, lambda body, _question, _request_id: Shape(body, served)
+        )
 
     return router

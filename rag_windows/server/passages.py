@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from dataclasses import asdict
 from typing import Any
@@ -66,9 +67,7 @@ def routes(served: Served) -> APIRouter:
             if left.is_set() or served.answering.line.closed:
                 raise CancelledGenerationError("Nobody waits for these passages any more.")
 
-        work = served.in_thread(
-            lambda: lm.warm(passages, prefix=prefix, ttl=body.ttl, on_warmed=check)
-        )
+        work = asyncio.to_thread(lm.warm, passages, prefix=prefix, ttl=body.ttl, on_warmed=check)
         try:
             done = await until_left(request, work)
         finally:
@@ -78,7 +77,7 @@ def routes(served: Served) -> APIRouter:
     @router.delete("/v1/passages/{id:path}", summary="Forget a passage's or document's windows")
     async def forget(id: str, request: Request) -> dict[str, object]:
         found = cache(served.operator(request))
-        removed = await served.in_thread(lambda: found.invalidate([id]))
+        removed = await asyncio.to_thread(found.invalidate, [id])
         return {"object": "passages.deleted", "id": id, "deleted": removed}
 
     return router

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import socket
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -53,13 +54,13 @@ class Server(uvicorn.Server):
         host, port = self.servers[0].sockets[0].getsockname()[:2]
         return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
-    async def startup(self, sockets: list[object] | None = None) -> None:  # type: ignore[override]  # sockets of any kind
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen, and say where."""
-        await super().startup(sockets)  # type: ignore[arg-type]  # likewise
+        await super().startup(sockets)
         if self.started:
             self._told(f" on {self.address}")
 
-    async def shutdown(self, sockets: list[object] | None = None) -> None:  # type: ignore[override]  # likewise
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """End, within the grace and a little more."""
         self._answering.line.close()
 
@@ -69,7 +70,7 @@ class Server(uvicorn.Server):
 
         ending = asyncio.create_task(end())
         try:
-            await super().shutdown(sockets)  # type: ignore[arg-type]  # likewise
+            await super().shutdown(sockets)
         finally:
             ending.cancel()
             with suppress(asyncio.CancelledError):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
-from functools import partial
 from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from fastapi import APIRouter, Request
@@ -18,7 +17,7 @@ from rag_windows.server import asked, errors
 from rag_windows.server.answering import Answered, Piece
 from rag_windows.server.asked import Asked, Body, Refusals
 from rag_windows.server.errors import ApiError, refused
-from rag_windows.server.routes import Served, Stream, body_schema, event
+from rag_windows.server.routes import Served, body_schema, event
 
 _LOGPROBS = "message.output_text.logprobs"
 
@@ -263,8 +262,10 @@ class _Response(types.Response):
 class Shape:
     """The answer to one request in OpenAI's form."""
 
-    def __init__(self, body: ResponsesBody, question: Asked, served: Served) -> None:
-        self._served = served
+    def __init__(
+        self, body: ResponsesBody, question: Asked, request_id: str, served: Served
+    ) -> None:
+        self._served, self._request_id = served, request_id
         self._told = 0
         settings = served.settings
         config: Any = served.lm.model.generation_config
@@ -311,8 +312,9 @@ class Shape:
             "presence_penalty": question.penalties[1],
         }
 
-    def whole(self, answered: Answered) -> types.Response:
-        """The answer at once."""
+    def whole(self, answers: Sequence[Answered]) -> types.Response:
+        """The answer at once; this route has one."""
+        (answered,) = answers
         return self._answer(answered, _items(answered, answered.text))
 
     def _answer(self, answered: Answered, output: list[dict[str, Any]]) -> types.Response:
@@ -330,9 +332,7 @@ class Shape:
     def _response(self, **fields: Any) -> types.Response:
         return _Response.model_validate({**self._head, **fields})
 
-    async def stream(
-        self, pieces: AsyncGenerator[Piece, None], request_id: str
-    ) -> AsyncGenerator[str, None]:
+    async def stream(self, pieces: AsyncGenerator[Piece, None]) -> AsyncGenerator[str, None]:
         """Events of a stream; one that fails on its way ends with ``response.failed``."""
         begun = self._response()
         yield self._event(types.ResponseCreatedEvent, response=begun)
@@ -352,7 +352,7 @@ class Shape:
                         yield one
                 yield self._delta(item, 0, piece.text)
         except Exception as error:  # noqa: BLE001 - told to the client, and logged
-            told = errors.answered(error, request_id)
+            told = errors.answered(error, self._request_id)
             output = [] if item is None else [_message_item(text, "incomplete", item["id"])]
             for one in self._failed(told, output):
                 yield one
@@ -527,16 +527,11 @@ def routes(served: Served) -> APIRouter:
         response_model=None,
     )
     async def respond(request: Request) -> HttpResponse:
-        tenant = served.tenant(request)
-        body: ResponsesBody = await served.body(request, ResponsesBody)
-        question = await served.in_thread(lambda: read(body, served))
-        served.note(request, question)
-        shape = Shape(body, question, served)
-        if body.stream:
-            pieces = served.answering.stream(question, tenant)
-            told = partial(shape.stream, request_id=request.state.request_id)
-            return await Stream.begun(request, pieces, told)
-        (answered,) = await served.whole(request, question, tenant)
-        return served.json(shape.whole(answered))
+        return await served.answered(
+            request,
+            ResponsesBody,
+            read,
+            lambda body, question, request_id: Shape(body, question, request_id, served),
+        )
 
     return router

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import secrets
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from fastapi import Request, Response
 from fastapi.responses import StreamingResponse
@@ -25,8 +25,17 @@ from rag_windows.server.keys import Keys, Tenant
 from rag_windows.server.metrics import Metrics
 from rag_windows.server.settings import Settings
 
-T = TypeVar("T")
 B = TypeVar("B", bound=BaseModel)
+
+
+class Shape(Protocol):
+    """How the answers to one request look on its route."""
+
+    def whole(self, answers: Sequence[Answered], /) -> BaseModel:
+        """All answers at once."""
+
+    def stream(self, pieces: AsyncGenerator[Piece, None], /) -> AsyncGenerator[str, None]:
+        """The events of a stream."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,23 +95,36 @@ class Served:
                 told = f"The body is larger than {most} bytes, the most that this server takes."
                 raise ApiError(413, told, code="body_too_large")
             parts.append(part)
-        read = await self.in_thread(lambda: _read(b"".join(parts), kind))
+        read = await asyncio.to_thread(_read, b"".join(parts), kind)
         if isinstance(read, Body) and read.model != self.settings.model_name:
             told = f"The model {read.model!r:.100} is not served here; see GET /v1/models."
             raise ApiError(404, told, param="model", code="model_not_found")
         return read
 
-    async def in_thread(self, work: Callable[[], T]) -> T:
-        """Do some work beside the event loop."""
-        return await asyncio.to_thread(work)
+    async def answered(
+        self,
+        request: Request,
+        kind: type[B],
+        read: Callable[[B, Served], Asked],
+        shape: Callable[[B, Asked, str], Shape],
+    ) -> Response:
+        """Answer a request of either route, whole or as a stream.
 
-    async def whole(self, request: Request, question: Asked, tenant: Tenant) -> list[Answered]:
-        """All answers to a question, unless the client leaves."""
-        return await until_left(request, self.answering.answer(question, tenant))
-
-    def note(self, request: Request, question: Asked) -> None:
-        """Keep for the log whom a question is from."""
-        request.state.user = question.user
+        Args:
+            kind: of the body.
+            read: the question that a body asks.
+            shape: how its answers look; the text is the request's id.
+        """
+        tenant = self.tenant(request)
+        body: Any = await self.body(request, kind)
+        question = await asyncio.to_thread(read, body, self)
+        request.state.user = question.user  # for the log
+        made = shape(body, question, request.state.request_id)
+        if body.stream:
+            pieces = self.answering.stream(question, tenant)
+            return await Stream.begun(request, pieces, made.stream)
+        answers = await until_left(request, self.answering.answer(question, tenant))
+        return self.json(made.whole(answers))
 
     def json(self, answer: BaseModel) -> Response:
         """An answer of openai's types, with what we add."""

@@ -285,10 +285,8 @@ class Found(BaseRetriever):
         return [NodeWithScore(node=TextNode(text=one.text), score=one.score) for one in found]
 
 
-@pytest.mark.parametrize("streaming", [False, True])
-def test_llama_index_query_engine(address: str, corpus: BM25Retriever, streaming: bool) -> None:
-    documents = [{"id": one.id, "text": one.text} for one in corpus.retrieve(QUESTION, 4)]
-    llm = OpenAILike(
+def open_ai_like(address: str, documents: list[dict[str, str]]) -> OpenAILike:
+    return OpenAILike(
         model="tiny-reader",
         api_base=f"{address}/v1",
         api_key=KEY,
@@ -298,6 +296,12 @@ def test_llama_index_query_engine(address: str, corpus: BM25Retriever, streaming
         context_window=4096,
         additional_kwargs={"extra_body": {"documents": documents}},
     )
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_llama_index_query_engine(address: str, corpus: BM25Retriever, streaming: bool) -> None:
+    documents = [{"id": one.id, "text": one.text} for one in corpus.retrieve(QUESTION, 4)]
+    llm = open_ai_like(address, documents)
     # The passages go as documents, and not into the prompt.
     bare = PromptTemplate("{query_str}")
     made = get_response_synthesizer(llm=llm, text_qa_template=bare, streaming=streaming)
@@ -308,15 +312,7 @@ def test_llama_index_query_engine(address: str, corpus: BM25Retriever, streaming
 
 
 async def test_llama_index_keeps_citations(address: str) -> None:
-    documents = {"extra_body": {"documents": DOCUMENTS}}
-    llm = OpenAILike(
-        model="tiny-reader",
-        api_base=f"{address}/v1",
-        api_key=KEY,
-        is_chat_model=True,
-        temperature=0,
-        additional_kwargs=documents,
-    )
+    llm = open_ai_like(address, DOCUMENTS)
     answer = await llm.acomplete(QUESTION)
     assert answer.raw is not None
     assert answer.raw.choices[0].message.citations[0]["id"] == "z"
