@@ -285,7 +285,7 @@ class Found(BaseRetriever):
         return [NodeWithScore(node=TextNode(text=one.text), score=one.score) for one in found]
 
 
-def open_ai_like(address: str, documents: list[dict[str, str]]) -> OpenAILike:
+def open_ai_like(address: str, documents: list[dict[str, str | None]]) -> OpenAILike:
     return OpenAILike(
         model="tiny-reader",
         api_base=f"{address}/v1",
