@@ -96,7 +96,8 @@ class Source:
 
     Attributes:
         name: how errors call it.
-        labels: ids of the passage and its document, by which a cache can be told to forget it.
+        labels: names of the passage and its document, by which a cache can be told to forget it;
+            the first one stands for the passage's content.
     """
 
     name: str

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from itertools import accumulate
 from typing import Any, Protocol, runtime_checkable
 
+from rag_windows.cache.keys import fields as joined
 from rag_windows.errors import InputError, LimitError
 from rag_windows.guard import FallbackOption, Guard
 from rag_windows.methods import Method
@@ -193,13 +195,23 @@ def passage_name(passage: Passage, index: int) -> str:
     return f"{index}" if label is None else f"{index} ({label!r})"
 
 
-def labels_of(passage: Passage) -> tuple[str, ...]:
-    """Ids by which a cache can be told to forget a passage.
+def content_label(passage: Passage) -> str:
+    """Equal for passages of equal title and text, whatever their ids, and for these alone.
 
-    The passage's own id; its document's, which is an id without the ``#3`` that splitting adds, and
-    what the metadata say.
+    A fleet finds out by it where a passage's windows are, without a model or a tokenizer.
     """
-    labels: dict[str, None] = {}
+    said = (passage.title or "", passage.text)
+    content = joined(*(one.encode("utf-8", "surrogatepass") for one in said))
+    return f"content:{hashlib.sha256(content).hexdigest()}"
+
+
+def labels_of(passage: Passage) -> tuple[str, ...]:
+    """What a cache knows a passage's windows by, beside their keys: its content, then its ids.
+
+    `content_label` comes first. The ids are the passage's own; its document's, which is an id
+    without the ``#3`` that splitting adds, and what the metadata say.
+    """
+    labels = {content_label(passage): None}
     if passage.id:
         labels[passage.id] = None
         if part := _PART.fullmatch(passage.id):

@@ -102,6 +102,12 @@ class MemoryTier(Tier):
             there = list(self._held.items())
         return [key for key, (entry, _) in there if not set(labels).isdisjoint(entry.labels)]
 
+    def first_labels(self) -> set[str]:
+        """The first label of each entry that has any."""
+        with self._lock:
+            there = list(self._held.values())
+        return {entry.labels[0] for entry, _ in there if entry.labels}
+
     def clear(self) -> None:
         """Drop all entries."""
         with self._lock:

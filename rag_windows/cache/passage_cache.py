@@ -239,6 +239,15 @@ class PassageCache:
         given = [ids] if isinstance(ids, str) else ids
         return tuple(label_digest(self.salt_key, one) for one in given)
 
+    def resident(self) -> set[str]:
+        """Digests of the contents of all passages that memory and accelerators hold.
+
+        Of all tenants, each under its own salt; tiers that are slower are left out, and so is what
+        was stored by versions before this one.
+        """
+        fast = [tier for tier in self._tiers() if isinstance(tier, MemoryTier)]
+        return {label for tier in fast for label in tier.first_labels()}
+
     def invalidate(self, ids: Collection[str] | str, *, every_tenant: bool = False) -> int:
         """Remove this tenant's windows of some passages or documents, here and on disk.
 

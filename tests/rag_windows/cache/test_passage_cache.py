@@ -17,6 +17,7 @@ from rag_windows import (
     PassageCache,
     WindowedLM,
 )
+from rag_windows.request import content_label
 from tests.rag_windows import small
 
 PASSAGES = [
@@ -76,6 +77,26 @@ def test_equal_texts_are_forgotten_by_any_of_their_ids(tmp_path: Path) -> None:
             assert other.invalidate("copy") == 1
         assert cache.invalidate("copy") == 1
         assert cache.invalidate("one") == 0
+
+
+def test_what_memory_holds_is_told_by_its_content(tmp_path: Path) -> None:
+    """A fleet's router looks for passages where they are resident: each tenant for its own."""
+    cache = PassageCache("1MB", path=tmp_path / "w")
+    theirs = cache.tenant("theirs")
+    assert cache.resident() == set()
+    ask(model(cache))
+    ask(model(theirs), [Passage("The first.", id="another")])
+    ours = {*cache.digests([content_label(one) for one in PASSAGES])}
+    told = ours | {*theirs.digests(content_label(PASSAGES[0]))}
+    assert len(told) == 4
+    assert cache.resident() == theirs.resident() == told
+    cache.invalidate("two")
+    assert cache.resident() == told - {*cache.digests(content_label(PASSAGES[1]))}
+    cache.flush()
+    with PassageCache("1MB", path=tmp_path / "w") as later:
+        assert later.resident() == set()  # on disk is not resident
+        ask(model(later), [Passage("The third.", title=None, id="else")])
+        assert later.resident() == {*cache.digests(content_label(PASSAGES[2]))}
 
 
 @pytest.mark.parametrize("how", ["clear", "invalidate", "remove"])

@@ -1,0 +1,1 @@
+"""Several replicas of the server behind one address, by Ray Serve (extra `fleet`)."""
