@@ -1,15 +1,4 @@
-"""A fleet of replicas, simulated: what each way of routing finds in memory, and what that is worth.
-
-    python -m benchmarks.fleet [--quick] [--out FOLDER]     # minutes on 2 cores
-    python -m benchmarks.fleet --check RECORD.json          # the model beside a real run
-
-Traces are drawn from seeds, the routings are those of `rag_windows.fleet.routing`, and each replica
-keeps passages by the policy of the passage cache, `rag_windows.cache.policy`. Time is modelled:
-what is measured, what is cited and what is assumed stands beside each constant. The tables and
-pictures in benchmarks/results/fleet_simulation.md are written by ``--out``.
-
-`Record` is the form in which a real run is handed over for ``--check``.
-"""
+"""A fleet of replicas, simulated; the form in which a real run is handed over."""
 
 from __future__ import annotations
 
@@ -29,6 +18,7 @@ class RecordedQuestion(BaseModel):
         encoded_tokens: of its passages, the tokens that were encoded for it: those of windows that
             were in no tier.
         first_token_s: from the request to the first text, for the client.
+        whole_s: from the request to the end of the answer, if it is known.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -39,6 +29,7 @@ class RecordedQuestion(BaseModel):
     replica: str
     encoded_tokens: int = Field(ge=0)
     first_token_s: float = Field(ge=0)
+    whole_s: float | None = None
 
 
 class Record(BaseModel):
