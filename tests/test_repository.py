@@ -158,7 +158,7 @@ EXTRAS_OF = {
     "rag_windows/cli": ("server",),
     "rag_windows/evaluation": ("eval",),
     "rag_windows/server": ("server",),
-    "retrievers/rag_windows_retrievers": ("pdf", "retrievers"),
+    "retrievers/rag_windows_retrievers": ("pdf", "retrievers", "shared"),
     "integrations/langchain": ("langchain", "retrievers"),
     "integrations/llama_index_llms": ("llama-index", "retrievers"),
     "integrations/llama_index_retrievers": ("llama-index", "retrievers"),
@@ -176,6 +176,7 @@ EXTRAS_OF = {
         "peft",
         "retrievers",
         "server",
+        "shared",
     ),
 }
 GROUP_OF = {"training": "test", "examples": "test", "tests": "test", "docs": "docs"}

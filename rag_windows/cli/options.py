@@ -145,7 +145,9 @@ class SearchOptions:
     docs: Annotated[
         list[str] | None,
         option(
-            "PATH", "File, folder or quoted pattern; can be repeated. Default: the sample corpus."
+            "PATH",
+            "File, folder, quoted pattern or URL such as s3://bucket/docs; can be repeated. "
+            "Default: the sample corpus.",
         ),
     ] = None
     strict: Annotated[bool, flag("--strict", "Stop with an error if a file can't be read.")] = False

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -88,6 +88,29 @@ def base_of(compared: Sequence[Arm], place: int) -> int:
     return next(alike, 0)
 
 
+@dataclass(frozen=True, slots=True)
+class Described:
+    """What answers a run: a model's settings, and the versions and the machine that it runs on."""
+
+    settings: dict[str, Any]
+    made_with: dict[str, str]
+
+    @classmethod
+    def of(cls, lm: WindowedLM) -> Described:
+        """Of a model that is loaded in this process."""
+        model = ModelFingerprint.of(lm.model)
+        settings = {
+            "name": model.name,
+            "sha256": model.fingerprint,
+            "tokenizer": tokenizer_fingerprint(lm.tokenizer).hex(),
+            "dtype": str(lm.model.dtype).removeprefix("torch."),
+            "header": plain(lm.header),
+            "max_window_tokens": lm.max_window_tokens,
+            "template": {key: plain(one) for key, one in sorted(lm.template_kwargs.items())},
+        }
+        return cls(settings, surroundings())
+
+
 class Manifest(BaseModel, extra="forbid"):
     """What a run is: a file of its folder.
 
@@ -104,7 +127,7 @@ class Manifest(BaseModel, extra="forbid"):
     @classmethod
     def of(
         cls,
-        lm: WindowedLM,
+        model: Described,
         task: Task,
         compared: Sequence[Arm],
         retriever: Mapping[str, Any],
@@ -112,22 +135,13 @@ class Manifest(BaseModel, extra="forbid"):
     ) -> Manifest:
         """Of a run that is about to begin; ``retriever`` tells how passages are ranked."""
         keys = [example.key for example in task.examples]
-        model = ModelFingerprint.of(lm.model)
         settings = {
             "task": {**task.settings, "name": task.name},
             "examples": {
                 "count": len(keys),
                 "sha256": hashlib.sha256(json.dumps(keys).encode()).hexdigest(),
             },
-            "model": {
-                "name": model.name,
-                "sha256": model.fingerprint,
-                "tokenizer": tokenizer_fingerprint(lm.tokenizer).hex(),
-                "dtype": str(lm.model.dtype).removeprefix("torch."),
-                "header": plain(lm.header),
-                "max_window_tokens": lm.max_window_tokens,
-                "template": {key: plain(one) for key, one in sorted(lm.template_kwargs.items())},
-            },
+            "model": model.settings,
             "arms": {
                 arm.name: {"method": arm.method and describe(arm.method), "top_k": arm.top_k}
                 for arm in compared
@@ -136,7 +150,7 @@ class Manifest(BaseModel, extra="forbid"):
             **asdict(generating),
         }
         # Through JSON, so that it equals what will be read back.
-        made = {"settings": settings, "made_with": [surroundings()], "keys": keys}
+        made = {"settings": settings, "made_with": [model.made_with], "keys": keys}
         return cls.model_validate_json(json.dumps(made))
 
     @property
@@ -342,6 +356,12 @@ Answered = tuple[Record, Sequence[str]]
 Answerer = Callable[[WindowedLM, Arm, Sequence[Asked]], list[Answered]]
 """Answers some examples by one arm; an error of one alone is kept as its record."""
 
+Block = Sequence[tuple[Arm, Sequence[Asked]]]
+"""Some examples, by each arm that shall answer them, in this order."""
+
+Asking = Callable[[Iterable[Block]], Iterable[Sequence[Answered]]]
+"""Answers blocks, in any order and wherever models are; gives what is answered as it comes."""
+
 
 def as_far_as_fits(
     arm: Arm, items: Sequence[T], ask: Callable[[Sequence[T]], R]
@@ -425,41 +445,67 @@ class Generating:
         return record, [passage.text for passage in kept]
 
 
+def answers(lm: WindowedLM, answerer: Answerer, block: Block) -> Iterator[Sequence[Answered]]:
+    """A block's answers by one model; an error of one question is its record.
+
+    What concerns the whole run is raised: a model or a package that can't be used, memory that does
+    not suffice, an interruption.
+    """
+    for arm, asked in block:
+        try:
+            yield answerer(lm, arm, asked)
+        except (ModelError, MissingExtraError):
+            raise
+        except RagWindowsError as error:
+            if len(asked) > 1:
+                yield from answers(lm, answerer, [(arm, [one]) for one in asked])
+            else:
+                yield [_failed(asked[0][0], arm, error)]
+
+
+def asking_one(lm: WindowedLM, answerer: Answerer) -> Asking:
+    """Ask a model in this process, one block after the other."""
+    return lambda blocks: (one for block in blocks for one in answers(lm, answerer, block))
+
+
+def _failed(example: Example, arm: Arm, error: RagWindowsError) -> Answered:
+    return Record(example.key, arm.name, "", error=str(error)), ()
+
+
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What answers a task's examples into a folder.
+    """What has a task's examples answered into a folder.
 
     All arms answer an example before the next one is asked, so an arm finds in the model's cache
     what those before it encoded.
     """
 
-    lm: WindowedLM
     task: Task
     arms: Sequence[Arm]
     ranking: Ranking
     folder: RunFolder
-    answerer: Answerer
+    asking: Asking
     batch: int = 1
 
     def answer(self, progress: Callable[[int, int], None]) -> list[Record]:
         """Answer what the folder lacks, and keep each answer as it comes; returns what has none.
 
         An error of one question is kept as its record, and asked again by the next run. What
-        concerns the whole run is raised, and all that was answered stays: a model or a package that
-        can't be used, a full disk, memory that does not suffice, an interruption.
+        concerns the whole run is raised, and all that was answered stays: also a full disk.
         """
         examples = self.task.examples
         total = len(examples) * len(self.arms)
         done = sum(not self._lacks(arm, one) for arm in self.arms for one in examples)
         progress(done, total)
-        for start in range(0, len(examples), self.batch):
-            block = examples[start : start + self.batch]
-            rankings: dict[str, Sequence[Passage]] = {}
-            for arm in self.arms:
-                if lacking := [one for one in block if self._lacks(arm, one)]:
-                    self._ask(arm, lacking, rankings)
-                    done += len(lacking)
-                    progress(done, total)
+
+        def keep(answered: Sequence[Answered]) -> None:
+            nonlocal done
+            self.folder.add(answered)
+            done += len(answered)
+            progress(done, total)
+
+        for answered in self.asking(self._blocks(keep)):
+            keep(answered)
         records = [self.folder.records[arm.name][one.key] for arm in self.arms for one in examples]
         return [one for one in records if one.error is not None]
 
@@ -467,21 +513,24 @@ class Run:
         record = self.folder.records[arm.name].get(example.key)
         return record is None or record.error is not None
 
-    def _ask(
-        self, arm: Arm, examples: Sequence[Example], rankings: dict[str, Sequence[Passage]]
-    ) -> None:
-        try:
-            for one in examples:
-                if one.key not in rankings:
-                    rankings[one.key] = self.ranking(one)
-            asked = [(one, rankings[one.key][: arm.top_k]) for one in examples]
-            answers = self.answerer(self.lm, arm, asked)
-        except (ModelError, MissingExtraError):
-            raise
-        except RagWindowsError as error:
-            if len(examples) > 1:
-                for one in examples:
-                    self._ask(arm, [one], rankings)
-                return
-            answers = [(Record(examples[0].key, arm.name, "", error=str(error)), ())]
-        self.folder.add(answers)
+    def _blocks(self, keep: Callable[[Sequence[Answered]], None]) -> Iterator[Block]:
+        """What is to be asked; examples for which no passages can be found are kept as errors."""
+        for start in range(0, len(self.task.examples), self.batch):
+            some = self.task.examples[start : start + self.batch]
+            lacking = [(arm, [one for one in some if self._lacks(arm, one)]) for arm in self.arms]
+            rankings: dict[str, Sequence[Passage]] = {}
+            for example in some:
+                lack = [arm for arm, own in lacking if example in own]
+                try:
+                    if lack:
+                        rankings[example.key] = self.ranking(example)
+                except (ModelError, MissingExtraError):
+                    raise
+                except RagWindowsError as error:
+                    keep([_failed(example, arm, error) for arm in lack])
+            block = [
+                (arm, [(one, rankings[one.key][: arm.top_k]) for one in own if one.key in rankings])
+                for arm, own in lacking
+            ]
+            if block := [(arm, asked) for arm, asked in block if asked]:
+                yield block

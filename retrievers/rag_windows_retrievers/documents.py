@@ -1,4 +1,4 @@
-"""Text, Markdown, JSONL and PDF files into documents, and documents into passages."""
+"""Text, Markdown, JSONL and PDF files, here or in a store, into documents and passages."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ import os
 import re
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePath, PurePosixPath
 from typing import Any
 
 from pydantic import AliasChoices, BaseModel, Field
@@ -24,6 +26,10 @@ SUFFIXES = (".txt", ".md", ".markdown", ".jsonl", ".pdf")
 
 DEFAULT_WORDS = 120
 
+READERS = 16
+"""Files of a store that are read at a time, as each takes a round trip or more."""
+
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _FENCE = re.compile(r" {0,3}(```|~~~)")
 _HEADING = re.compile(r" {0,3}#{1,6}[ \t](.*)")
@@ -74,8 +80,57 @@ class Documents:
     skipped: tuple[Skipped, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class DocumentFile:
+    """A file that was found and is not read yet; whoever reaches its path can read it.
+
+    Attributes:
+        path: the whole path, or a URL that `fsspec` knows.
+        label: what names the file in ids, sources and errors.
+        options: those of `fsspec` for the store of a URL, None for a file here.
+    """
+
+    path: str
+    label: str
+    options: Mapping[str, Any] | None = None
+
+    def read(self) -> list[Document | Skipped]:
+        """Its documents, and what of it can't be used and why; never raises for a bad file."""
+        found: list[Document | Skipped] = []
+        try:
+            data = self._bytes()
+            for one in _documents(data, self.label, PurePath(self.path)):
+                blank = isinstance(one, Document) and not one.text.strip()
+                found.append(Skipped(one.id, "no text") if blank else one)
+        except UnicodeDecodeError as error:
+            line = data.count(b"\n", 0, error.start) + 1
+            encoding = error.encoding.upper()
+            advice = (
+                f"convert the file, for example with: iconv -f WINDOWS-1252 -t UTF-8 {self.label}"
+            )
+            reason = f"not valid {encoding} (byte {error.start}); {advice}"
+            found.append(Skipped(f"{self.label}:{line}", reason, problem=True))
+        except (OSError, DocumentError, MissingExtraError) as error:
+            found.append(Skipped(self.label, _reason(error), problem=True))
+        return found
+
+    def _bytes(self) -> bytes:
+        if self.options is None:
+            return Path(self.path).read_bytes()
+        import fsspec
+
+        with _as_os_errors():
+            system, path = fsspec.url_to_fs(self.path, **self.options)
+            data: bytes = system.cat_file(path)
+            return data
+
+
 def load_documents(
-    paths: Iterable[str | Path], *, root: Path | None = None, strict: bool = True
+    paths: Iterable[str | Path],
+    *,
+    root: Path | None = None,
+    strict: bool = True,
+    storage_options: Mapping[str, Any] | None = None,
 ) -> Documents:
     """Read every document behind files, folders (with everything below) and patterns, each once.
 
@@ -88,41 +143,73 @@ def load_documents(
 
     Args:
         paths: for example ``"notes.md"``, ``"docs/"`` or ``"docs/**/*.txt"``; ``~`` is understood.
+            URLs such as ``"s3://bucket/docs/**/*.md"`` are read through `fsspec`, which knows
+            S3, GCS, Azure and others; a file's URL is its label then.
         root: folder that labels, and so ids, are relative to; None is the working directory.
         strict: whether a file, a folder or a line that can't be read is an error. Else it is left
             out, as a `Skipped` whose ``problem`` is true, and the rest is read.
+        storage_options: of `fsspec`, for the stores of URLs, such as ``{"anon": True}``.
 
     Raises:
         DocumentError: a path does not exist or matches nothing, there is no text at all, or, with
             ``strict``, something can't be read; the message names file and line.
+        MissingExtraError: there is a URL, and `fsspec` is not installed.
     """
     names = [os.fspath(path) for path in paths]
+    found = list(found_files(names, root=root, storage_options=storage_options))
+    distant = [one for one in found if isinstance(one, DocumentFile) and one.options is not None]
     documents: list[Document] = []
     skipped: list[Skipped] = []
-    opened: set[Path] = set()
-    for name in names:
-        for one in _found(name, root or Path(), opened):
-            if isinstance(one, Document) and one.text.strip():
-                documents.append(one)
-            elif isinstance(one, Document):
-                skipped.append(Skipped(one.id, "no text"))
-            elif one.problem and strict:
-                raise DocumentError(f"{one.label}: {one.reason}")
-            else:
-                skipped.append(one)
+    pool = ThreadPoolExecutor(READERS, "rag-windows-documents")
+    try:
+        arriving = pool.map(DocumentFile.read, distant)
+        for file in found:
+            read: Iterable[Document | Skipped] = [file] if isinstance(file, Skipped) else ()
+            if isinstance(file, DocumentFile):
+                read = file.read() if file.options is None else next(arriving)
+            for one in read:
+                if isinstance(one, Document):
+                    documents.append(one)
+                elif one.problem and strict:
+                    raise DocumentError(f"{one.label}: {one.reason}")
+                else:
+                    skipped.append(one)
+    finally:
+        pool.shutdown(cancel_futures=True)
     if not documents:
-        told = sorted(skipped, key=lambda one: not one.problem)[:3]
-        examples = ", ".join(f"{one.label}: {one.reason}" for one in told)
-        left_out = f" ({len(skipped)} left out: {examples})" if told else ""
-        raise DocumentError(
-            f"No text found in {', '.join(names) or 'nothing'}{left_out}. Name .txt, .md, .jsonl "
-            "or .pdf files that hold text, or a folder of them."
-        )
+        raise no_text(names, skipped)
     return Documents(tuple(documents), tuple(skipped))
 
 
-def _found(name: str, root: Path, opened: set[Path]) -> Iterator[Document | Skipped]:
-    """What is behind a file, a folder or a pattern, without the files that were opened before."""
+def no_text(names: Iterable[str], skipped: Iterable[Skipped]) -> DocumentError:
+    """The error of paths behind which there is no text at all."""
+    told = sorted(skipped, key=lambda one: not one.problem)
+    examples = ", ".join(f"{one.label}: {one.reason}" for one in told[:3])
+    left_out = f" ({len(told)} left out: {examples})" if told else ""
+    return DocumentError(
+        f"No text found in {', '.join(names) or 'nothing'}{left_out}. Name .txt, .md, .jsonl "
+        "or .pdf files that hold text, or a folder of them."
+    )
+
+
+def found_files(
+    paths: Iterable[str | Path],
+    *,
+    root: Path | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+) -> Iterator[DocumentFile | Skipped]:
+    """The files that `load_documents` reads, each once and in order, and what it leaves out."""
+    opened: set[str] = set()
+    for path in paths:
+        name = os.fspath(path)
+        if _URL.match(name):
+            yield from _in_store(name, dict(storage_options or {}), opened)
+        else:
+            yield from _here(name, root or Path(), opened)
+
+
+def _here(name: str, root: Path, opened: set[str]) -> Iterator[DocumentFile | Skipped]:
+    """What is behind a file, a folder or a pattern, without the files that were found before."""
     given = Path(name).expanduser()
     tops = [given]
     try:
@@ -146,31 +233,77 @@ def _found(name: str, root: Path, opened: set[Path]) -> Iterator[Document | Skip
         for refused in errors if top.is_dir() else ():
             yield Skipped(_encodable(str(refused.filename)), _reason(refused), problem=True)
         for path in sorted(paths) if top.is_dir() else [top]:
-            if not any(one.startswith(".") for one in path.parts if one not in given.parts):
-                label = _encodable(Path(os.path.relpath(path, root)).as_posix())
-                yield from _opened(path, label, named and path is top, opened)
+            label = _encodable(Path(os.path.relpath(path, root)).as_posix())
+            alone = named and path is top
+            if _hidden(path, given):
+                continue
+            if not path.is_file():
+                yield Skipped(label, "not a regular file", problem=alone)
+            else:
+                file = DocumentFile(os.path.abspath(path), label)
+                yield from _once(file, str(path.resolve()), alone, opened)
 
 
-def _opened(path: Path, label: str, named: bool, opened: set[Path]) -> Iterator[Document | Skipped]:
-    if not path.is_file():
-        yield Skipped(label, "not a regular file", problem=named)
-    elif path.suffix.lower() not in SUFFIXES and not named:
-        yield Skipped(label, "not .txt, .md, .jsonl or .pdf")
-    elif path.resolve() not in opened:
-        opened.add(path.resolve())
-        try:
-            data = path.read_bytes()
-            yield from _documents(data, label, path)
-        except UnicodeDecodeError as error:
-            line = data.count(b"\n", 0, error.start) + 1
-            advice = f"convert the file, for example with: iconv -f WINDOWS-1252 -t UTF-8 {label}"
-            reason = f"not valid {error.encoding.upper()} (byte {error.start}); {advice}"
-            yield Skipped(f"{label}:{line}", reason, problem=True)
-        except (OSError, DocumentError, MissingExtraError) as error:
-            yield Skipped(label, _reason(error), problem=True)
+def _in_store(
+    name: str, options: dict[str, Any], opened: set[str]
+) -> Iterator[DocumentFile | Skipped]:
+    """`_here` for a URL."""
+    require("Reading documents by URL", "fsspec", extra="shared")
+    import fsspec
+
+    if "::" in name:
+        raise DocumentError(f"{name}: URLs inside URLs are not read. Unpack the archive first.")
+    try:
+        with _as_os_errors():
+            system, path = fsspec.url_to_fs(name, **options)
+            pattern = glob.has_magic(path) and not system.exists(path)
+            tops = system.glob(path, detail=True) if pattern else {path: system.info(path)}
+            found = {
+                # Of a web page, find() would follow the links.
+                top: [top] if info["type"] == "file" else sorted(system.find(top))
+                for top, info in sorted(tops.items())
+            }
+    except OSError as error:
+        reason = _reason(error).strip().rstrip(".")
+        raise DocumentError(
+            f"{_encodable(name)}: {reason}. Check the URL and the credentials of its store."
+        ) from error
+    if not tops:
+        raise DocumentError(f"{name}: the pattern matches nothing. Check it with ls.")
+    for top, files in found.items():
+        for one in files:
+            if not _hidden(PurePosixPath(one), PurePosixPath(path)):
+                url = system.unstrip_protocol(one)
+                file = DocumentFile(url, _encodable(url), options)
+                yield from _once(file, url, one == top and not pattern, opened)
 
 
-def _documents(data: bytes, label: str, path: Path) -> Iterator[Document | Skipped]:
+def _once(
+    file: DocumentFile, identity: str, named: bool, opened: set[str]
+) -> Iterator[DocumentFile | Skipped]:
+    if PurePath(file.path).suffix.lower() not in SUFFIXES and not named:
+        yield Skipped(file.label, "not .txt, .md, .jsonl or .pdf")
+    elif identity not in opened:
+        opened.add(identity)
+        yield file
+
+
+def _hidden(path: PurePath, given: PurePath) -> bool:
+    return any(one.startswith(".") for one in path.parts if one not in given.parts)
+
+
+@contextmanager
+def _as_os_errors() -> Iterator[None]:
+    """Raise errors of a store's client, each of which has its own, as those of a file here."""
+    try:
+        yield
+    except OSError:
+        raise
+    except Exception as error:
+        raise OSError(str(error).strip() or type(error).__name__) from error
+
+
+def _documents(data: bytes, label: str, path: PurePath) -> Iterator[Document | Skipped]:
     """The documents of a file's bytes."""
     suffix, metadata = path.suffix.lower(), {"source": label}
     if data.startswith(b"%PDF-") or suffix == ".pdf":

@@ -69,6 +69,7 @@ LACKS = {
     "gguf": "rag_windows.WindowedLM.from_pretrained('small.gguf')",
     "pdf": ["ask", "Who?", "--docs", "small.pdf", "--model", "tiny-reader"],
     "server": ["serve"],
+    "shared": "rag_windows_retrievers.load_documents(['s3://shelf/notes'])",
     "eval": ["eval", "inscit", "--data", "dev.json", "--model", "tiny-reader"],
     "figures": ["calibrate", "--docs", "notes", "--model", "tiny-reader", "--plot", "heat.png"],
 }

@@ -101,14 +101,14 @@ def evaluate(
         with runs.locked(asking.out):
             pass
     with loaded_model(asking) as lm:
-        manifest = runs.Manifest.of(lm, task, arms, search.settings, generating)
+        manifest = runs.Manifest.of(runs.Described.of(lm), task, arms, search.settings, generating)
         path = asking.out or _default_folder(manifest, asking.name)
         with runs.RunFolder.begin(path, manifest, asking.fresh) as folder, _going_on(path):
             write_whole(path / runs.SOURCE, source.model_dump_json(indent=2) + "\n")
             with progress("Embedding passages") as counted:
                 ranking = search.over(task, path / runs.INDEX, counted)
             with progress("Answering") as counted:
-                run = runs.Run(lm, task, arms, ranking, folder, answerer, batch)
+                run = runs.Run(task, arms, ranking, folder, runs.asking_one(lm, answerer), batch)
                 failed = run.answer(counted)
             with progress("Scoring"):
                 summary = summarise(task, folder)

@@ -76,7 +76,7 @@ def begin(
 ) -> AbstractContextManager[run.RunFolder]:
     """A folder to run in."""
     chosen = options or run.Generating.of(task)
-    manifest = run.Manifest.of(lm, task, compared, {"kind": "given"}, chosen)
+    manifest = run.Manifest.of(run.Described.of(lm), task, compared, {"kind": "given"}, chosen)
     return run.RunFolder.begin(path, manifest, fresh=fresh)
 
 
@@ -94,4 +94,5 @@ def go(
     """Run a task to its end."""
     with begin(path, lm, task, compared) as folder:
         answerer = answerer or run.Generating.of(task).answer
-        return run.Run(lm, task, compared, ranking, folder, answerer, batch).answer(progress)
+        asking = run.asking_one(lm, answerer)
+        return run.Run(task, compared, ranking, folder, asking, batch).answer(progress)
