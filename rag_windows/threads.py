@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 import threading
+import time
 from collections.abc import Callable
 from typing import Protocol
 from weakref import WeakSet
@@ -65,7 +66,7 @@ if hasattr(os, "register_at_fork"):  # Windows has no forks
 
 
 PATIENCE = 30.0
-"""Seconds that a process which ends waits for each worker, once it was told to stop."""
+"""Seconds that a process which ends waits for its workers, once they were told to stop."""
 
 
 class Worker(threading.Thread):
@@ -97,5 +98,6 @@ def _stop_workers() -> None:
     workers = [*_workers]
     for worker in workers:
         worker.stop()
+    deadline = time.monotonic() + PATIENCE
     for worker in workers:
-        worker.join(PATIENCE)
+        worker.join(max(0.0, deadline - time.monotonic()))

@@ -153,6 +153,7 @@ def test_suppressions_name_their_rule_and_reason() -> None:
 EXTRAS_OF = {
     "rag_windows": ("structured",),
     "rag_windows/benchmark": ("gguf",),
+    "rag_windows/cache": ("shared",),
     "rag_windows/calibration": ("figures",),
     "rag_windows/attention/kernels": ("cuda",),
     "rag_windows/cli": ("server",),

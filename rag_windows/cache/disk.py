@@ -406,8 +406,8 @@ class DiskTier(Tier):
                 if file.more_labels:
                     self._unlink(key)  # nobody knows under which ids it is to be found
                 else:
-                    used = min(file.state.st_mtime, time.time())
-                    _insert(rows, key, file.state.st_size, file.note, used)
+                    used = min(file.changed, time.time())
+                    _insert(rows, key, file.nbytes, file.note, used)
         except FormatError as error:
             self._count(quarantined=self._delete_damaged(key, error))
         except OSError:

@@ -23,6 +23,7 @@ FOLLOW_S = 120.0
 """How long to wait for another thread or process that encodes a window, before doing it too."""
 
 _POLL_S, _LONGEST_POLL_S = 0.005, 0.1
+_SHORTEST_LOOK_S, _LONGEST_LOOK_S = 0.0005, 0.008  # for what comes from the shared store
 
 
 class CachedEncoder:
@@ -62,7 +63,8 @@ class CachedEncoder:
     ) -> list[int]:
         """Indices of windows that the cache does not know of, by what it knows without reading."""
         _, keys = self.keys(ToEncode(prefix_ids, windows, method))
-        return [index for index, key in enumerate(keys) if key is None or key not in self._cache]
+        present = self._cache.present([key for key in keys if key is not None])
+        return [index for index, key in enumerate(keys) if key not in present]
 
     def keys(self, asked: ToEncode) -> tuple[str | None, list[str | None]]:
         """What prefix and windows are filed under; None for what is not kept."""
@@ -141,6 +143,7 @@ class _Request:
         self._joined = 0
         self._claimed: set[str] = set()
         self._locks: dict[str, Callable[[], None]] = {}  # what releases them
+        self._fetched: set[str] = set()  # asked of the shared store
 
     def prefill(self) -> Prefill[Encoded]:
         """See `CachedEncoder.prefill`."""
@@ -227,6 +230,7 @@ class _Request:
                 written = self._cache.from_disk([k for k in locked if k in disk], self._device)
                 self._joined += len(written)
                 self._land(written)
+            yield from self._fetch([wanted[key] for key in locked if key not in self._got])
             # What others encode is left to them, unless that takes too long.
             todo = [key for key in (left if late else locked) if key not in self._got]
             for made in self._encode([wanted[key] for key in todo], prefix):
@@ -247,6 +251,29 @@ class _Request:
                 yield pause
                 # Who asked is told while it waits as well, so that a deadline of theirs counts.
                 self._tell()
+
+    def _fetch(self, wanted: Sequence[_Wanted]) -> Prefill[None]:
+        """Read windows from the shared store, once, while that is quicker than encoding them."""
+        asked = [one for one in wanted if one.key not in self._fetched]
+        self._fetched |= {one.key for one in asked}
+        tokens = sum(len(one.ids) for one in asked)
+        keys = [one.key for one in asked]
+        reading = self._cache.from_shared(keys, tokens, self._fingerprint)
+        if reading is None:
+            return
+        pause = _SHORTEST_LOOK_S
+        try:
+            while True:
+                under_way = reading.under_way
+                landed = reading.landed()
+                self._cache.take_in(landed, self._epoch, self._device)
+                self._land(landed)
+                if not under_way:
+                    break
+                yield pause
+                pause = min(_LONGEST_LOOK_S, 2 * pause)
+        finally:
+            reading.close()
 
     def _land(self, made: Mapping[str, Entry]) -> None:
         """Take windows, and hand those that were claimed to whoever follows."""
@@ -282,6 +309,7 @@ class _Request:
             self._bad |= {wanted[index].key: wanted[index].source for index in bad}
             now, seconds = time.time(), time.perf_counter() - begun
             tokens = sum(len(window.ids) for window in batch.values())
+            self._cache.measured(self._fingerprint, tokens, seconds)
             made: dict[str, Entry] = {}
             for index in batch.keys() - bad:
                 one, window = wanted[index], batch[index]

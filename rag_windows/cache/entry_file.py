@@ -21,10 +21,12 @@ import math
 import os
 import stat
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
+import numpy as np
 import torch
 import xxhash
 from pydantic import BaseModel, ConfigDict, Field
@@ -85,20 +87,28 @@ class Tensor(BaseModel):
     data_offsets: tuple[int, int]
 
 
+Fill = Callable[[memoryview, int], None]
+"""Puts an entry's bytes from an offset on into memory; a `FormatError` if they end too early."""
+
+
 @dataclass(frozen=True, slots=True)
 class OpenFile:
-    """An entry's file, open for reading, whose header is proved right, and where its payload is."""
+    """An entry's file or image, whose header is proved right, and where its payload is.
 
-    descriptor: int
-    state: os.stat_result
+    `changed` is a unix time. Of files that can't be written the catalog holds `more_labels`.
+    """
+
+    fill: Fill
     note: Note
     tensors: Sequence[Tensor]
     payload: range
+    changed: float = 0.0
+    more_labels: bool = False
 
     @property
-    def more_labels(self) -> bool:
-        """Whether it has labels that only the catalog holds; such a file can't be written."""
-        return not self.state.st_mode & stat.S_IWUSR
+    def nbytes(self) -> int:
+        """Bytes of the whole file."""
+        return self.payload.stop
 
     def expired(self, now: float) -> bool:
         """Whether its time is up at unix time `now`; so it is if its time is NaN."""
@@ -171,7 +181,15 @@ def opened(path: str, key: str) -> Iterator[OpenFile]:
         try:
             state = os.fstat(descriptor)
             inode = state.st_ino
-            yield _proved(descriptor, state, key)
+            if not stat.S_ISREG(state.st_mode):
+                raise FormatError("it is not a regular file.")
+            yield _proved(
+                partial(_read, descriptor),
+                state.st_size,
+                key,
+                changed=state.st_mtime,
+                more_labels=not state.st_mode & stat.S_IWUSR,
+            )
         finally:
             with contextlib.suppress(OSError):  # that this fails changes nothing that was read
                 os.close(descriptor)
@@ -184,24 +202,46 @@ def opened(path: str, key: str) -> Iterator[OpenFile]:
         raise
 
 
+def opened_image(image: bytes, key: str) -> OpenFile:
+    """What `opened` gives of a file, of its bytes."""
+
+    def fill(into: memoryview, offset: int) -> None:
+        part = np.frombuffer(image, np.uint8)[offset : offset + len(into)]
+        if len(part) != len(into):
+            raise FormatError("the file ends too early.")
+        np.frombuffer(into, np.uint8)[:] = part  # without the GIL
+
+    return _proved(fill, len(image), key)
+
+
 def read_entry(file: OpenFile, store: str, room: torch.Tensor | None = None) -> Entry:
     """Read the payload into memory of our own and prove it, in one pass over its bytes."""
-    note, size = file.note, len(file.payload)
-    if note.codec != store:
-        raise FormatError(f"the file holds the form {note.codec!r:.40}.")
+    size = len(file.payload)
     if room is None or len(room) < size:
         try:
             room = torch.empty(size, dtype=torch.uint8)
         except RuntimeError as error:  # torch's way to say that there is no memory
             raise OSError(errno.ENOMEM, "no memory for a cached window") from error
-    view = room.numpy().data
-    digest = xxhash.xxh3_128()
+    read_payload(file, room.numpy().data)
+    return entry_in(file, store, room)
+
+
+def read_payload(file: OpenFile, into: memoryview) -> None:
+    """Read the payload and prove it; no tensor is touched."""
+    digest, size = xxhash.xxh3_128(), len(file.payload)
     for at in range(0, size, _CHUNK_BYTES):
-        chunk = view[at : min(at + _CHUNK_BYTES, size)]
-        _fill(file.descriptor, chunk, file.payload.start + at)
+        chunk = into[at : min(at + _CHUNK_BYTES, size)]
+        file.fill(chunk, file.payload.start + at)
         digest.update(chunk)
-    if digest.hexdigest() != note.digest[1]:
+    if digest.hexdigest() != file.note.digest[1]:
         raise FormatError("the payload's digest is wrong.")
+
+
+def entry_in(file: OpenFile, store: str, room: torch.Tensor) -> Entry:
+    """The entry whose payload was read into `room`."""
+    note = file.note
+    if note.codec != store:
+        raise FormatError(f"the file holds the form {note.codec!r:.40}.")
     tensors: dict[int, torch.Tensor] = {}
     try:
         for run, one in zip(note.runs, file.tensors, strict=True):
@@ -243,19 +283,17 @@ def header_length(start: bytes) -> int:
     return length
 
 
-def _proved(descriptor: int, state: os.stat_result, key: str) -> OpenFile:
-    if not stat.S_ISREG(state.st_mode):
-        raise FormatError("it is not a regular file.")
-    head = bytearray(min(state.st_size, _FIRST_BYTES))
-    _fill(descriptor, memoryview(head), 0)
+def _proved(fill: Fill, size: int, key: str, **more: Any) -> OpenFile:
+    head = bytearray(min(size, _FIRST_BYTES))
+    fill(memoryview(head), 0)
     length = header_length(bytes(head[:LENGTH_BYTES]))
     rest = bytearray(max(0, length - len(head)))
-    _fill(descriptor, memoryview(rest), len(head))
+    fill(memoryview(rest), len(head))
     note, tensors = read_header(bytes((head + rest)[:length]), key)
     payload = range(length, length + max((one.data_offsets[1] for one in tensors), default=0))
-    if state.st_size != payload.stop or note.tokens > len(payload):
+    if size != payload.stop or note.tokens > len(payload):
         raise FormatError("the file's length is wrong.")
-    return OpenFile(descriptor, state, note, tensors, payload)
+    return OpenFile(fill, note, tensors, payload, **more)
 
 
 def _sealed(header: bytes) -> bytes:
@@ -265,7 +303,7 @@ def _sealed(header: bytes) -> bytes:
     return header[: _SEAL.start] + seal + header[_SEAL.stop :]
 
 
-def _fill(descriptor: int, into: memoryview, offset: int) -> None:
+def _read(descriptor: int, into: memoryview, offset: int) -> None:
     done = 0
     while done < len(into):
         count = os.preadv(descriptor, [into[done:]], offset + done)

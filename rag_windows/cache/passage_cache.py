@@ -1,4 +1,4 @@
-"""The passage cache: encoded windows in tiers, from the accelerator down to the disk."""
+"""The passage cache: encoded windows in tiers, from the accelerator down to a shared store."""
 
 from __future__ import annotations
 
@@ -27,9 +27,10 @@ from rag_windows.cache.codec import EXACT, Entry, check_store
 from rag_windows.cache.disk import LOCKS_WORK, MOST_LABELS, DiskTier
 from rag_windows.cache.keys import is_key, label_digest, salt_key
 from rag_windows.cache.memory import MemoryTier, to_host
+from rag_windows.cache.shared import Reading, SharedTier
 from rag_windows.cache.tier import CacheStats, prometheus_text
 from rag_windows.errors import CacheError, InputError
-from rag_windows.threads import Lock, Worker, in_children
+from rag_windows.threads import PATIENCE, Lock, Worker, in_children
 
 logger = logging.getLogger(__name__)
 
@@ -44,6 +45,10 @@ FOLDER_VARIABLE = "RAG_WINDOWS_CACHE_DIR"
 _MEMORY_SHARE, _DISK_SHARE = 0.25, 0.2  # of what is free; what `cache=True` takes
 _WAITING_SHARE, _LEAST_WAITING = 0.25, 256 << 20  # to be written: of the memory tier; at least
 _UNKNOWN_MEMORY = 4 << 30
+_UPLOADS = 4  # windows written to the shared store at the same time
+_GUESSED_TOKEN_S = 0.0005  # encoding a token, before this process has measured it
+_LEAST_WAIT_S = 0.1  # for the shared store: below, one that is well would often be too late
+_PACE_KEPT = 0.9  # what the measure so far counts beside a new one
 _GROUP = Path("/sys/fs/cgroup")  # of this process, in a container
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(%|[kmgt]?i?b|)", re.ASCII | re.IGNORECASE)
 
@@ -102,7 +107,7 @@ def default_folder() -> Path:
     return base / "rag-windows" / "windows"
 
 
-AnyTier = MemoryTier | DiskTier
+AnyTier = MemoryTier | DiskTier | SharedTier
 
 
 class PassageCache:
@@ -125,10 +130,18 @@ class PassageCache:
             what is. Set it in the server's own code, and never take it from a request.
         store: "as computed" (exact), or "int8" (smaller and not exact).
         ttl: seconds for which an entry may be used; None for no limit.
+        shared: a store that machines share: a folder, or a URL of fsspec such as
+            "s3://bucket/prefix". Its entries come into memory and onto the disk of this machine,
+            and what is encoded here is written to it behind the answer.
+        shared_options: fsspec's storage options for it, such as an endpoint and credentials.
+        shared_apart: whether each tenant's entries have a folder of their own in it.
+        shared_wait: seconds that a request waits for it, at most; None for as long as encoding
+            would take, as measured here, and at least 0.1 s.
 
     Raises:
-        InputError: a size, salt, store or ttl can't be used.
+        InputError: a size, salt, store, ttl or wait, or the shared store's URL, can't be used.
         CacheError: the folder can't be used.
+        MissingExtraError: the shared store needs a package that is not installed.
     """
 
     accelerator_may_be_cpu: ClassVar[bool] = False
@@ -144,12 +157,20 @@ class PassageCache:
         salt: str | bytes | None = None,
         store: str = EXACT,
         ttl: float | None = None,
+        shared: str | Path | None = None,
+        shared_options: Mapping[str, Any] | None = None,
+        shared_apart: bool = False,
+        shared_wait: float | None = None,
     ) -> None:
-        if ttl is not None and not ttl > 0:
-            raise InputError(f"ttl must be None or a number of seconds above 0, not {ttl!r}.")
-        if memory is None and disk is None and path is None and device is None:
+        for name, seconds in (("ttl", ttl), ("shared_wait", shared_wait)):
+            if seconds is not None and not seconds > 0:
+                raise InputError(
+                    f"{name} must be None or a number of seconds above 0, not {seconds!r}."
+                )
+        if memory is None and disk is None and path is None and device is None and shared is None:
             raise InputError(
-                "A cache needs memory=, disk= or device=. To have no cache, pass cache=None."
+                "A cache needs memory=, disk=, device= or shared=. To have no cache, pass "
+                "cache=None."
             )
         self.store = check_store(store)
         self.ttl = ttl
@@ -168,10 +189,17 @@ class PassageCache:
             free = free_disk(self.path)
             limit = parse_size(DEFAULT_DISK if disk is None else disk, "disk", free)
             self.disk = DiskTier(self.path, limit, store)
+        self.shared: SharedTier | None = None
+        self._shared_apart, self._shared_wait = shared_apart, shared_wait
+        if shared is not None:
+            self.shared = SharedTier(os.fspath(shared), shared_options, store)
+            if shared_apart:
+                self.shared = self.shared.of_tenant(self.salt_key)
         self.flights = Flights()
         self._device_bytes = None if device is None else parse_size(device, "device")
         self._writer = Writer(waiting)
-        self._shared = _Shared()
+        self._uploads = Writer(waiting, _UPLOADS)
+        self._common = _Common()
 
     @classmethod
     def default(cls, path: str | Path | None = None, **options: Any) -> PassageCache:
@@ -215,17 +243,19 @@ class PassageCache:
         """
         other = copy.copy(self)
         other.salt_key = salt_key(salt)
+        if other.shared is not None and self._shared_apart:
+            other.shared = other.shared.of_tenant(other.salt_key)
         return other
 
     def stats(self) -> CacheStats:
         """Hits, misses and seconds saved, and the contents and counters of each tier."""
         named: dict[str, AnyTier | None] = {
-            "device" if len(self._shared.devices) == 1 else f"device {device}": tier
-            for device, tier in list(self._shared.devices.items())
+            "device" if len(self._common.devices) == 1 else f"device {device}": tier
+            for device, tier in list(self._common.devices.items())
         }
-        named |= {"memory": self.memory, "disk": self.disk}
+        named |= {"memory": self.memory, "disk": self.disk, "shared": self.shared}
         tiers = {name: tier.stats() for name, tier in named.items() if tier is not None}
-        return CacheStats(**self._shared.counts, tiers=tiers)
+        return CacheStats(**self._common.counts, tiers=tiers)
 
     def metrics(self, labels: Mapping[str, str] | None = None) -> str:
         """`stats` in Prometheus' text format; `labels` go with every line."""
@@ -249,10 +279,10 @@ class PassageCache:
         return {label for tier in fast for label in tier.first_labels()}
 
     def invalidate(self, ids: Collection[str] | str, *, every_tenant: bool = False) -> int:
-        """Remove this tenant's windows of some passages or documents, here and on disk.
+        """Remove this tenant's windows of some passages or documents: here, on disk, in the store.
 
         Windows that are being encoded at this moment are not kept either. Windows in the memory of
-        other processes stay there until those processes end or evict them.
+        other processes, and on the disks of other machines, stay there until they are evicted.
 
         Args:
             ids: ids of passages, or of documents as passages name them.
@@ -261,6 +291,9 @@ class PassageCache:
 
         Returns:
             The number of windows removed.
+
+        Raises:
+            CacheError: the shared store can't be asked; what is here is removed.
         """
         given = [ids] if isinstance(ids, str) else list(ids)
         for one in given if every_tenant else ():
@@ -277,46 +310,76 @@ class PassageCache:
             keys.update(one for one in named if is_key(one) and one in tier)
             keys.update(tier.keys_with(named))
 
-        self._drop(find, lambda tier: tier.remove(keys))
+        self._drop(find, lambda tier: tier.remove(keys), every_tenant=every_tenant)
         return len(keys)
 
     def remove(self, keys: Collection[str]) -> None:
-        """Remove entries by their keys, in this process and on disk."""
+        """Remove entries by their keys from every tier."""
         self._drop(lambda tier: tier.remove(keys))
 
     def clear(self) -> None:
-        """Remove all windows of all tenants and models, in this process and on disk."""
-        self._drop(lambda tier: tier.clear())
+        """Remove all windows of all tenants and models from every tier, the shared store included.
 
-    def prune(self) -> int:
-        """Remove entries whose ttl has passed; returns how many."""
+        Raises:
+            CacheError: the shared store can't be reached; what is here is removed.
+        """
+        self._drop(lambda tier: tier.clear(), every_tenant=True)
+
+    def prune(self, older_than_s: float | None = None) -> int:
+        """Remove entries whose ttl has passed; returns how many.
+
+        In the shared store, which is listed for it, also those that were written more than
+        `older_than_s` seconds ago.
+
+        Raises:
+            CacheError: the shared store can't be used.
+        """
         now = time.time()
-        return sum(tier.prune(now) for tier in self._tiers())
+        removed = 0
+        for tier in self._tiers(every_tenant=True):
+            more = (older_than_s,) if isinstance(tier, SharedTier) else ()
+            removed += tier.prune(now, *more)
+        return removed
 
     def verify(self) -> tuple[int, int]:
-        """Check every entry on disk and delete damaged ones.
+        """Check every entry on disk and in the shared store, and delete damaged ones.
 
         Returns:
             The number of entries checked, and of those deleted.
 
         Raises:
-            CacheError: there is no disk tier.
+            CacheError: there is neither, or the shared store can't be used.
         """
-        if self.disk is None:
+        tiers = list(self._tiers(every_tenant=True))
+        far = [tier for tier in tiers if isinstance(tier, DiskTier | SharedTier)]
+        if not far:
             raise CacheError(
-                "This cache has no disk tier, so there is nothing to verify. Give it "
-                "path= or disk=."
+                "This cache has neither a disk tier nor a shared store, so there is nothing to "
+                "verify. Give it path=, disk= or shared=."
             )
         self.flush()
-        return self.disk.verify()
+        checked, deleted = zip(*(tier.verify() for tier in far), strict=True)
+        return sum(checked), sum(deleted)
 
     def flush(self, timeout_s: float | None = None) -> bool:
         """Wait until all encoded windows are written; False if the timeout passed before."""
-        return self._writer.flush(timeout_s)
+        begun = time.monotonic()
+        if not self._writer.flush(timeout_s):
+            return False
+        left = None if timeout_s is None else max(0.0, timeout_s - (time.monotonic() - begun))
+        return self._uploads.flush(left)
 
     def close(self) -> None:
-        """Write what waits to be written and close the tiers; afterwards the cache is empty."""
+        """Write what waits to be written and close the tiers; afterwards the cache is empty.
+
+        For a shared store that does not answer it waits 30 seconds at most.
+        """
         self._writer.close()
+        if not self._uploads.close(PATIENCE):
+            logger.warning(
+                "The shared store takes too long, so some windows were not written to it. Answers "
+                "stay right; these windows are encoded again."
+            )
         for tier in self._tiers():
             tier.close()
 
@@ -326,35 +389,64 @@ class PassageCache:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def _drop(self, *calls: Callable[[AnyTier], object]) -> None:
+    def _drop(self, *calls: Callable[[AnyTier], object], every_tenant: bool = False) -> None:
         """Drop entries from every tier, for good.
 
         Twice: a read that begins in the midst of the first round may find an entry that is still
         on disk, and put it into a fast tier that is through already. The second round's epoch
         stops such a read, and the round takes out what it has put there before.
         """
+        failure: CacheError | None = None
         for _ in range(2):
-            with self._shared.lock:
-                self._shared.epoch += 1
+            with self._common.lock:
+                self._common.epoch += 1
             for call in calls:
-                for tier in self._tiers():
-                    call(tier)
+                for tier in self._tiers(every_tenant=every_tenant):
+                    try:
+                        call(tier)
+                    except CacheError as error:  # what is here must go all the same
+                        failure = error
+        if failure is not None:
+            raise failure
 
     # What the engine calls
 
     def __contains__(self, key: str) -> bool:
-        """Whether an entry is there, by what the tiers know without reading it."""
-        return any(key in tier for tier in self._tiers())
+        """Whether an entry is on this machine, by what the tiers know without reading it."""
+        return any(key in tier for tier in self._tiers() if tier is not self.shared)
+
+    def present(self, keys: Collection[str]) -> set[str]:
+        """Which entries need not be encoded, by what the tiers know without reading them.
+
+        What is on this machine alone is written to the shared store, too.
+        """
+        found = {key for key in keys if key in self}
+        there = None if self.shared is None else self.shared.present(keys)
+        if there is None:
+            return found
+        for key in found - there:
+            self._uploads.submit(partial(self._share, key, self._common.epoch), 0)
+        return found | there
+
+    def _share(self, key: str, epoch: int) -> None:
+        for tier in (self.memory, self.disk):
+            entry = None if tier is None else tier.get_many([key]).get(key)
+            if entry is not None and self.shared is not None:
+                self._put([self.shared], key, entry, epoch)
+                return
 
     @property
     def epoch(self) -> int:
         """Another one whenever something was forgotten; what was encoded before is not kept."""
-        return self._shared.epoch
+        return self._common.epoch
 
-    def _tiers(self) -> Iterator[AnyTier]:
-        """Every tier, fastest first."""
-        yield from list(self._shared.devices.values())
-        yield from (tier for tier in (self.memory, self.disk) if tier is not None)
+    def _tiers(self, *, every_tenant: bool = False) -> Iterator[AnyTier]:
+        """Every tier, fastest first; of the shared store this tenant's part, or all."""
+        yield from list(self._common.devices.values())
+        shared = self.shared
+        if shared is not None and every_tenant:
+            shared = shared.of_all()
+        yield from (tier for tier in (self.memory, self.disk, shared) if tier is not None)
 
     def _near(self, device: torch.device | None) -> list[AnyTier]:
         """The fast tiers: that of an accelerator, if one is wanted there, and host memory."""
@@ -366,14 +458,14 @@ class PassageCache:
             return None
         if device.type == "cpu" and not self.accelerator_may_be_cpu:
             return None
-        with self._shared.lock:
-            tier = self._shared.devices.get(device)
+        with self._common.lock:
+            tier = self._common.devices.get(device)
             if tier is None:
                 if self.store == EXACT:
                     tier = ArenaTier(self._device_bytes, device)
                 else:
                     tier = MemoryTier(self._device_bytes, self.store, device)
-                self._shared.devices[device] = tier
+                self._common.devices[device] = tier
             return tier
 
     def held(self, keys: Collection[str], device: torch.device) -> set[str]:
@@ -390,7 +482,7 @@ class PassageCache:
 
     def quick(self, keys: Sequence[str], device: torch.device | None = None) -> dict[str, Entry]:
         """Entries on the accelerator and in host memory, which it takes in if it is worth it."""
-        epoch, near = self._shared.epoch, self._near(device)
+        epoch, near = self._common.epoch, self._near(device)
         found: dict[str, Entry] = {}
         for tier in near:
             missing = [key for key in keys if key not in found]
@@ -411,7 +503,7 @@ class PassageCache:
         self, keys: Sequence[str], device: torch.device | None = None
     ) -> dict[str, Entry]:
         """Entries on disk; they are kept in the faster tiers, too."""
-        disk, epoch = self.disk, self._shared.epoch
+        disk, epoch = self.disk, self._common.epoch
         if disk is None or not keys:
             return {}
         found, near = disk.get_many(keys), self._near(device)
@@ -428,6 +520,38 @@ class PassageCache:
             self._writer.submit(look, 0)
         return found
 
+    def from_shared(self, keys: Sequence[str], tokens: int, model: bytes) -> Reading | None:
+        """Begin to read entries of the shared store, for as long as encoding them would take.
+
+        None if it is not to be asked. `landed` of what comes is for `take_in`.
+        """
+        if self.shared is None or not keys:
+            return None
+        within_s = self._shared_wait
+        if within_s is None:
+            seconds, measured = self._common.pace.get(model, (_GUESSED_TOKEN_S, 1.0))
+            within_s = max(_LEAST_WAIT_S, tokens * seconds / measured)
+        return self.shared.reading(keys, within_s)
+
+    def take_in(
+        self, entries: Mapping[str, Entry], epoch: int, device: torch.device | None = None
+    ) -> None:
+        """Keep what came from the shared store in the tiers of this machine."""
+        near, disk = self._near(device), self.disk
+        for key, entry in entries.items():
+            self._put(near, key, entry, epoch)
+            if disk is not None:
+                self._writer.submit(partial(self._put, [disk], key, entry, epoch), entry.nbytes)
+
+    def measured(self, model: bytes, tokens: int, seconds: float) -> None:
+        """So many tokens were encoded by a model in so much time."""
+        with self._common.lock:
+            before = self._common.pace.get(model, (0.0, 0.0))
+            self._common.pace[model] = (
+                before[0] * _PACE_KEPT + seconds,
+                before[1] * _PACE_KEPT + tokens,
+            )
+
     def on_accelerator(
         self, entries: Mapping[str, Entry], device: torch.device | None = None
     ) -> dict[str, Entry]:
@@ -443,7 +567,8 @@ class PassageCache:
             if isinstance(tier, MemoryTier):
                 tier.add_labels(key, missing)
             else:
-                self._writer.submit(partial(tier.add_labels, key, missing), 0)
+                writer = self._uploads if tier is self.shared else self._writer
+                writer.submit(partial(tier.add_labels, key, missing), 0)
 
     def keep(
         self,
@@ -468,42 +593,57 @@ class PassageCache:
             far.insert(0, self.memory)
         self._put(near, key, entry, epoch)
 
+        def upload(host: Entry) -> None:
+            if self.shared is not None:
+                job = partial(self._put, [self.shared], key, host, epoch)
+                self._uploads.submit(job, host.nbytes, wait=wait)
+
         def write() -> None:
+            host = None
             try:
-                if self._shared.epoch == epoch:
-                    self._put(far, key, replace(entry, window=to_host(entry.window)), epoch)
+                if self._common.epoch == epoch:
+                    host = replace(entry, window=to_host(entry.window))
+                    self._put(far, key, host, epoch)
             finally:
                 if done is not None:
                     done()
+            if host is not None and not on_host:
+                upload(host)
 
-        taken = bool(far) and self._writer.submit(write, entry.nbytes, wait=wait)
+        if on_host:
+            upload(entry)
+        taken = bool(far) or (not on_host and self.shared is not None)
+        taken = taken and self._writer.submit(write, entry.nbytes, wait=wait)
         if not taken and done is not None:
             done()
 
     def _put(self, tiers: Sequence[AnyTier], key: str, entry: Entry, epoch: int) -> None:
         """Store an entry in some tiers, unless something was forgotten since the epoch."""
-        if self._shared.epoch == epoch:
-            for tier in tiers:
-                tier.put(key, entry)
-        if self._shared.epoch != epoch:  # what was invalidated meanwhile must not come back
+        if self._common.epoch != epoch:
+            return
+        for tier in tiers:
+            tier.put(key, entry)
+        if self._common.epoch != epoch:  # what was invalidated meanwhile must not come back
             for tier in tiers:
                 tier.remove([key])
 
     def count(self, **amounts: float) -> None:
         """Add to the counters; see `CacheStats`."""
-        with self._shared.lock:
+        with self._common.lock:
             for name, amount in amounts.items():
-                self._shared.counts[name] += amount
+                self._common.counts[name] += amount
 
 
 @dataclass
-class _Shared:
+class _Common:
     """What copies of a cache for other tenants have in common and change."""
 
     lock: Lock = field(default_factory=Lock)
     epoch: int = 0
     counts: defaultdict[str, Any] = field(default_factory=lambda: defaultdict(int))
     devices: dict[torch.device, MemoryTier] = field(default_factory=dict)
+    pace: dict[bytes, tuple[float, float]] = field(default_factory=dict)
+    """Of each model, seconds of encoding and the tokens encoded, the latest ones above all."""
 
 
 class Flights:
@@ -545,10 +685,13 @@ class Flights:
 
 
 class Writer:
-    """A thread that does jobs in order while there are any, with a bound on the bytes that wait."""
+    """Threads that do jobs while there are any, with a bound on the bytes that wait.
 
-    def __init__(self, limit_bytes: int) -> None:
-        self._limit = limit_bytes
+    One does them in order, and several at the same time.
+    """
+
+    def __init__(self, limit_bytes: int, threads: int = 1) -> None:
+        self._limit, self._most_threads = limit_bytes, threads
         self._closed = False
         self.after_fork()
         in_children(self)
@@ -558,7 +701,7 @@ class Writer:
         self._change = threading.Condition()
         self._jobs: deque[tuple[Callable[[], None], int]] = deque()
         self._waiting_bytes = 0
-        self._thread: threading.Thread | None = None
+        self._threads = 0
 
     def submit(self, job: Callable[[], None], nbytes: int, *, wait: bool = False) -> bool:
         """Hand over a job that keeps so many bytes in memory; False if there is no room for it."""
@@ -569,23 +712,24 @@ class Writer:
             if taken:
                 self._jobs.append((job, nbytes))
                 self._waiting_bytes += nbytes
-                if self._thread is None:
-                    thread = Worker(self._run, "rag-windows-cache", lambda: None)
-                    thread.start()
-                    self._thread = thread
+                if self._threads < self._most_threads:
+                    Worker(self._run, "rag-windows-cache", lambda: None).start()
+                    self._threads += 1
         return taken
 
     def flush(self, timeout_s: float | None = None) -> bool:
         """Wait until nothing is left to do; False if that took too long."""
         with self._change:
-            return self._change.wait_for(lambda: self._thread is None, timeout_s)
+            return self._change.wait_for(lambda: not self._threads, timeout_s)
 
-    def close(self) -> None:
-        """Do what waits; later jobs are refused."""
-        self.flush()
+    def close(self, timeout_s: float | None = None) -> bool:
+        """Do what waits; later jobs are refused. False if it took too long, and then they go."""
+        done = self.flush(timeout_s)
         with self._change:
             self._closed = True
+            self._jobs.clear()
             self._change.notify_all()
+        return done
 
     def _has_room(self, nbytes: int) -> bool:
         return not self._waiting_bytes or self._waiting_bytes + nbytes <= self._limit
@@ -594,7 +738,7 @@ class Writer:
         while True:
             with self._change:
                 if not self._jobs:
-                    self._thread = None
+                    self._threads -= 1
                     self._change.notify_all()
                     return
                 job, nbytes = self._jobs.popleft()

@@ -24,7 +24,9 @@ class TierStats:
     """One tier: what it holds now, and counters since it was opened.
 
     `expired`, `removed` and `quarantined` (damaged) windows were dropped; `refused` ones were not
-    worth their room; `failed` counts errors of the device or the file system.
+    worth their room; `failed` counts errors of the device or the file system, `late` what did not
+    come before encoding was quicker. A shared store has no limit and is not listed: `entries`,
+    `bytes` and `limit_bytes` are 0 there, and metrics leave them out.
     """
 
     entries: int = 0
@@ -39,11 +41,12 @@ class TierStats:
     removed: int = 0
     quarantined: int = 0
     failed: int = 0
+    late: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class CacheStats:
-    """The whole cache; `tiers` by name ("device", "memory", "disk"), fastest first.
+    """The whole cache; `tiers` by name ("device", "memory", "disk", "shared"), fastest first.
 
     A window that one tier misses and the next one has is a hit here, so the sums over tiers differ
     from these. `joined` counts hits that another caller was encoding already.
@@ -82,8 +85,9 @@ def prometheus_text(stats: CacheStats, labels: Mapping[str, str]) -> str:
     for part, given, owner in owners:
         inside = ",".join(f'{name}="{_escape(text)}"' for name, text in given.items())
         shown = f"{{{inside}}}" if inside else ""
+        listed = isinstance(owner, CacheStats) or owner.limit_bytes > 0
         for one in fields(owner):
-            if one.name != "tiers":
+            if one.name != "tiers" and (listed or one.name not in _GAUGES):
                 total = "" if one.name in _GAUGES else "_total"
                 metric = f"rag_windows_cache{part}_{_METRICS.get(one.name, one.name)}{total}"
                 line = f"{metric}{shown} {getattr(owner, one.name)!r}"

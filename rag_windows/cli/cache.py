@@ -1,4 +1,4 @@
-"""The commands `cache ...`: the passage cache on disk."""
+"""The commands `cache ...`: the passage cache on disk, and the store that machines share."""
 
 from __future__ import annotations
 
@@ -10,25 +10,37 @@ from pydantic import ByteSize
 
 from rag_windows.cli import options
 from rag_windows.cli.options import ModelOptions, SearchOptions, loaded_model, open_corpus, quieten
-from rag_windows.cli.render import Group, progress, show, write_json
+from rag_windows.cli.render import Group, progress, show, tell, write_json
+from rag_windows.errors import InputError
 
 if TYPE_CHECKING:
     from rag_windows import PassageCache
 
+_DAY_S = 86_400
+
 cache = typer.Typer(
-    help="Inspect and manage the passage cache, which keeps encoded passages on disk.",
+    help="Inspect and manage the passage cache, which keeps encoded passages on disk, or with "
+    "--shared a store that machines share.",
     cls=Group,
 )
 
 
+Store = Annotated[
+    str | None,
+    options.option("URL", "Act on this shared store (or on one tenant's folder in it) instead."),
+]
+
+
 @cache.command()
-def stats(cache_dir: options.CacheDir = None, json: options.Json = False) -> None:
+def stats(
+    cache_dir: options.CacheDir = None, shared: Store = None, json: options.Json = False
+) -> None:
     """Show the cache's folder, the number of its windows and their size."""
-    with _open(cache_dir) as opened:
+    with _open(cache_dir, shared) as opened:
         held = _held(opened)
-    size, limit = (_size(held[name]) for name in ("bytes", "limit_bytes"))
-    line = f"{held['folder']}: {held['entries']} windows, {size} of at most {limit}."
-    _print(json, line, held)
+    where, size = held.get("folder", held.get("shared")), _size(held["bytes"])
+    most = f" of at most {_size(held['limit_bytes'])}" if "limit_bytes" in held else ""
+    _print(json, f"{where}: {held['entries']} windows, {size}{most}.", held)
 
 
 @cache.command()
@@ -52,6 +64,12 @@ def warm(
         warmed = lm.warm(
             passages, prefix=system, on_warmed=lambda done, total: counted(done, total or done)
         )
+        store = None if lm.cache is None else lm.cache.shared
+    if store is not None and store.unwritten:
+        tell(
+            f"Note: {store.unwritten} windows could not be written to the shared store. Repeat the "
+            "command to write them."
+        )
     line = (
         f"{warmed.passages} passages: {warmed.encoded} windows encoded ({warmed.tokens} tokens), "
         f"{warmed.present} were in the cache already; {warmed.seconds:.1f} s."
@@ -60,18 +78,22 @@ def warm(
 
 
 @cache.command()
-def verify(cache_dir: options.CacheDir = None, json: options.Json = False) -> None:
+def verify(
+    cache_dir: options.CacheDir = None, shared: Store = None, json: options.Json = False
+) -> None:
     """Check every window and delete those that are damaged."""
-    with _open(cache_dir) as opened, progress("Checking every window"):
+    with _open(cache_dir, shared) as opened, progress("Checking every window"):
         checked, quarantined = opened.verify()
     line = f"{checked} windows checked, {quarantined} of them damaged and deleted."
     _print(json, line, {"checked": checked, "quarantined": quarantined})
 
 
 @cache.command()
-def clear(cache_dir: options.CacheDir = None, json: options.Json = False) -> None:
+def clear(
+    cache_dir: options.CacheDir = None, shared: Store = None, json: options.Json = False
+) -> None:
     """Remove all windows of all models."""
-    with _open(cache_dir) as opened:
+    with _open(cache_dir, shared) as opened:
         removed = _held(opened)["entries"]
         opened.clear()
     _print(json, f"{removed} windows removed.", {"removed": removed})
@@ -88,10 +110,11 @@ def invalidate(
         ),
     ] = False,
     cache_dir: options.CacheDir = None,
+    shared: Store = None,
     json: options.Json = False,
 ) -> None:
     """Remove the windows of some passages or documents."""
-    with _open(cache_dir) as opened:
+    with _open(cache_dir, shared) as opened:
         removed = opened.invalidate(ids, every_tenant=every_tenant)
     _print(json, f"{removed} windows forgotten.", {"removed": removed})
 
@@ -105,27 +128,47 @@ def prune(
             "SIZE", 'Remove the least useful windows until the rest fits in SIZE, such as "10GiB".'
         ),
     ] = None,
+    shared: Store = None,
+    older_than: Annotated[
+        float | None,
+        options.option(
+            "DAYS", "Of the shared store, also remove windows that were written before.", min=0
+        ),
+    ] = None,
     json: options.Json = False,
 ) -> None:
     """Remove windows that are outdated and, with --disk, those that do not fit."""
-    with _open(cache_dir, **({} if disk is None else {"disk": disk})) as opened:
-        opened.prune()
-        held, done = _held(opened), opened.stats().tiers["disk"]
-    removed = done.evictions + done.expired + done.quarantined
+    if shared is not None and disk is not None:
+        raise InputError("--disk limits a folder, not a shared store. Use --older-than for that.")
+    if shared is None and older_than is not None:
+        raise InputError("--older-than needs --shared. A folder has a limit, see --disk.")
+    with _open(cache_dir, shared, **({} if disk is None else {"disk": disk})) as opened:
+        removed = opened.prune(None if older_than is None else older_than * _DAY_S)
+        held = _held(opened)
+        if shared is None:
+            done = opened.stats().tiers["disk"]
+            removed = done.evictions + done.expired + done.quarantined
     line = (
         f"{removed} windows removed; {held['entries']} windows of {_size(held['bytes'])} are left."
     )
     _print(json, line, {"removed": removed, **held})
 
 
-def _open(folder: str | None, **sizes: Any) -> PassageCache:
+def _open(folder: str | None, shared: str | None, **sizes: Any) -> PassageCache:
     quieten(verbose=False)
     from rag_windows import PassageCache
 
-    return PassageCache.default(folder, memory=None, **sizes)
+    if shared is None:
+        return PassageCache.default(folder, memory=None, **sizes)
+    if folder is not None:
+        raise InputError("--cache-dir and --shared exclude each other. Leave one of them out.")
+    return PassageCache(None, shared=shared)
 
 
 def _held(opened: PassageCache) -> dict[str, Any]:
+    if opened.shared is not None:
+        entries, size = opened.shared.contents()
+        return {"shared": opened.shared.url, "entries": entries, "bytes": size}
     disk = opened.stats().tiers["disk"]
     figures = {name: getattr(disk, name) for name in ("entries", "bytes", "limit_bytes")}
     return {"folder": str(opened.path), **figures}

@@ -88,6 +88,10 @@ Device = Annotated[
     str, option("DEVICE", "Device of the model: auto, cpu, cuda or cuda:N.", callback=_device)
 ]
 CacheDir = Annotated[str | None, option("DIR", _FOLDER)]
+Shared = Annotated[
+    str | None,
+    option("URL", "Store of passages that machines share: a folder, or s3://bucket/prefix."),
+]
 Json = Annotated[bool, flag("--json", "Print one JSON object and nothing else.")]
 Verbose = Annotated[
     bool, flag("--verbose", "Show the libraries' warnings, logs and progress bars.")
@@ -192,6 +196,14 @@ class ModelOptions:
         int | None, count("Split longer passages into several windows of at most N tokens.")
     ] = None
     cache_dir: CacheDir = None
+    shared: Shared = None
+    shared_wait: Annotated[
+        float | None,
+        option(
+            "SECONDS",
+            "Longest wait of a request for the shared store. Default: as long as encoding takes.",
+        ),
+    ] = None
     no_cache: Annotated[bool, flag("--no-cache", "Neither read nor write the passage cache.")] = (
         False
     )
@@ -354,14 +366,15 @@ def told_instead_of_bars(counted: Counted | None) -> Iterator[dict[str, Any]]:
 def _cache(model: ModelOptions) -> PassageCache | None:
     from rag_windows import PassageCache
 
-    if model.cache_memory is not None:
-        return PassageCache(memory=model.cache_memory)
     if model.no_cache:
         return None
+    store: dict[str, Any] = {"shared": model.shared, "shared_wait": model.shared_wait}
+    if model.cache_memory is not None:
+        return PassageCache(memory=model.cache_memory, **store)
     try:
-        return PassageCache.default(model.cache_dir)
+        return PassageCache.default(model.cache_dir, **store)
     except CacheError as error:
-        if model.cache_dir is not None:
+        if model.cache_dir is not None or model.shared is not None:
             raise
         # An answer needs no cache: where the platform's folder can't be used, there is none.
         tell(f"Note: Passages are not cached. {error}")

@@ -107,7 +107,10 @@ class Asking(ModelOptions):
     json: options.Json = False
 
 
-_NO_OPTIONS = ("method", "rag_temperature", "rag_scale", "cache_dir", "no_cache")
+_NO_OPTIONS = (
+    *("method", "rag_temperature", "rag_scale"),
+    *("cache_dir", "shared", "shared_wait", "no_cache"),
+)
 """Of a model that evaluations take from --methods, or not at all."""
 
 

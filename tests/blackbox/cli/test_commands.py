@@ -73,6 +73,42 @@ def test_warm_stats_verify_prune_invalidate_clear(
     assert told(run, "cache", "verify", *place)["quarantined"] == 1
 
 
+def test_the_commands_reach_a_store_that_machines_share(
+    run: Run, ask: Told, model: str, docs: Path, tmp_path: Path
+) -> None:
+    url = f"file://{tmp_path / 'store'}"
+    place = ("--shared", url)
+    first, second, third = (("--cache-dir", tmp_path / name, *place) for name in "abc")
+    warm = ("cache", "warm", "--docs", "docs", "--model", model)
+    warmed = told(run, *warm, *first)
+    assert told(run, *warm, "--shared-wait", "20", *second)["present"] == warmed["encoded"]
+    patient = ("--shared-wait", "20", *third)
+    assert ask(*patient)["usage"]["cached_tokens"] > 50
+    held = told(run, "cache", "stats", *place)
+    assert (held["shared"], held["entries"]) == (url, warmed["encoded"] + 1)
+    assert told(run, "cache", "verify", *place) == {"checked": held["entries"], "quarantined": 0}
+    assert told(run, "cache", "invalidate", "lamps", *place) == {"removed": 1}
+    assert told(run, "cache", "prune", *place)["removed"] == 0
+    # What another machine still has on disk is written to the store again.
+    assert told(run, *warm, *first)["encoded"] == 0
+    assert told(run, "cache", "stats", *place)["entries"] == held["entries"]
+    pruned = told(run, "cache", "prune", "--older-than", "0", *place)
+    assert pruned == {"removed": held["entries"], "shared": url, "entries": 0, "bytes": 0}
+    told(run, *warm, *first)
+    assert told(run, "cache", "clear", *place) == {"removed": warmed["encoded"]}
+    assert "0 windows" in run("cache", "stats", *place).stdout
+    for wrong, word in (
+        (("stats", "--shared", url, "--cache-dir", tmp_path), "exclude"),
+        (("prune", "--shared", url, "--disk", "1GiB"), "--older-than"),
+        (("prune", "--older-than", "3"), "--shared"),
+        (("stats", "--shared", "nonsense://x"), "fsspec"),
+    ):
+        refused = run("cache", *wrong)
+        assert refused.exit_code == 2
+        assert word in refused.stderr
+        assert len(refused.stderr.splitlines()) == 1
+
+
 SHOWN = [("good film", "up"), ("bad film", "down"), ("fine book", "up"), ("dull book", "down")]
 
 

@@ -244,7 +244,7 @@ def test_questions_read_windows_where_they_stand(tmp_path: Any) -> None:
 
     expected = small.lm().generate("What?", PASSAGES, max_new_tokens=2)
     assert places() == [0, 0, 0]
-    (tier,) = cache._shared.devices.values()
+    (tier,) = cache._common.devices.values()
     before = tier.stats()
     assert (before.entries, before.stored) == (7, 7)
     assert places() == [7, 0, 0]

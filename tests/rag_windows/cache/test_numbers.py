@@ -79,7 +79,7 @@ def test_every_number_is_a_sample_of_its_own_and_a_label_holds_any_text(tmp_path
                 cache.metrics({name: "x"})
     kinds = dict(line.split()[2:] for line in lines if line.startswith("# TYPE "))
     samples = [line for line in lines if not line.startswith("#")]
-    assert len(set(samples)) == len(samples) == 6 + 2 * 12
+    assert len(set(samples)) == len(samples) == 6 + 2 * 13
     own = r'\{model="a \\"b\\"\\\\c\\nd"(,tier="(?:memory|disk)")?\}'
     for line in samples:
         found = re.fullmatch(rf"(\w+){own} \d+", line)

@@ -1,0 +1,752 @@
+"""The tier that machines share: entries as objects in a folder, in S3, or wherever fsspec reaches.
+
+`entries/<first 2 digits>/<key>.safetensors` are the files of entry_file.py. Beside them lies an
+empty marker `labels/<label>/<key>` for each label of an entry, so that whoever invalidates a
+passage need not read them all. A marker is written before its entry and stays when the entry goes:
+so no entry is ever without one, whoever writes and removes at the same time. Nothing is listed on
+the way to an answer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import hashlib
+import hmac
+import logging
+import math
+import posixpath
+import queue
+import re
+import secrets
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+import torch
+
+from rag_windows.cache.codec import EXACT, Entry
+from rag_windows.cache.entry_file import (
+    ENDING,
+    FormatError,
+    OpenFile,
+    entry_in,
+    header_length,
+    image_of,
+    opened_image,
+    read_header,
+    read_payload,
+)
+from rag_windows.cache.keys import check_key, is_key
+from rag_windows.cache.tier import Outcome, Tier
+from rag_windows.errors import CacheError, InputError, MissingExtraError, install, require
+from rag_windows.threads import Lock, in_children
+
+logger = logging.getLogger(__name__)
+
+OPERATOR_S = 600.0
+"""How long a command waits for the store; requests have deadlines of their own."""
+
+_AT_ONCE, _MOST_THREADS = 16, 256  # calls of one request; of all, those included that hang
+_STRIKES = 3  # requests in a row that the store failed, before it is left alone
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0
+_ABANDONED_S = 86_400.0  # age of a file half written that may go
+_ALIGNMENT = 64  # what tensors in memory start at
+_CHUNK = 1000  # objects that one call deletes
+_HEAD_BYTES = 4096
+_DIGEST = re.compile("[0-9a-f]{32}")
+_WRITING = re.compile(r"[0-9a-f]{64}(\.safetensors)?\.[0-9a-f]{16}\.tmp")
+_OWN = re.compile(
+    r"(/tenants/[0-9a-f]{32})?/"
+    r"(entries/[0-9a-f]{2}/[0-9a-f]{64}\.safetensors|labels/[0-9a-f]{32}/[0-9a-f]{64})"
+    r"(\.[0-9a-f]{16}\.tmp)?"
+)
+"""Paths below the store's folder, of all that is written there."""
+
+_WHOLE_OR_NOTHING = {"abfs", "abfss", "adl", "az", "gcs", "gs", "memory", "oci", "oss", "s3", "s3a"}
+"""Protocols that show an object when all of it is there; elsewhere it gets its name at the end."""
+
+T = TypeVar("T")
+
+
+class Pauses:
+    """When to leave the store alone: pauses that double while it fails, and end when it answers."""
+
+    def __init__(self) -> None:
+        self._strikes = 0
+        self._pause_s = self._until = 0.0
+        self._lock = Lock()
+
+    def may(self) -> bool:
+        """Whether to ask now; after a pause one caller tries, and the others wait for what comes.
+
+        Whoever may must say how it was: `well` or `failed`.
+        """
+        with self._lock:
+            now = time.monotonic()
+            if self._pause_s and now < self._until:
+                return False
+            self._until = now + self._pause_s
+            return True
+
+    def well(self) -> None:
+        """The store answered."""
+        with self._lock:
+            self._strikes, self._pause_s = 0, 0.0
+
+    def failed(self) -> bool:
+        """It did not, or too late; whether a pause begins now."""
+        with self._lock:
+            self._strikes += 1
+            if self._strikes < _STRIKES:
+                return False
+            self._pause_s = min(_LONGEST_PAUSE_S, max(_FIRST_PAUSE_S, 2 * self._pause_s))
+            self._until = time.monotonic() + self._pause_s
+            return True
+
+
+class _Remote:
+    """The file system, the threads that call it, and how it has been doing."""
+
+    def __init__(self, url: str, options: Mapping[str, Any]) -> None:
+        require("A shared store", "fsspec", extra="shared")
+        self._url, self._options = url, dict(options)
+        self.lock, self.threads = Lock(), 0
+        self.after_fork()
+        self.root = self._open()[1].rstrip("/")
+        protocols = self.system.protocol
+        self.protocol = protocols if isinstance(protocols, str) else protocols[0]
+        self.name = f"{self.protocol}://{self.root}"
+        self.reads, self.writes = Pauses(), Pauses()
+        self.unwritten = 0
+        self._warned: set[Pauses] = set()
+        in_children(self)
+
+    def after_fork(self) -> None:
+        """A child has none of the threads; the parent's connections are not its own."""
+        self.threads, self._system = 0, None
+
+    @property
+    def system(self) -> Any:
+        """The file system, made anew in a child."""
+        if self._system is None:
+            self._system = self._open()[0]
+        return self._system
+
+    @system.setter
+    def system(self, system: Any) -> None:
+        self._system = system
+
+    def read_failed(self, error: str) -> None:
+        """Reading failed or was too late; after some of that, nobody tries for a while."""
+        if self.reads.failed():
+            self._report(
+                f"The shared store {self.name} can't be read for now. Answers stay right but take "
+                f"longer: {error}",
+                self.reads,
+            )
+
+    def write_failed(self, error: str) -> None:
+        """The same of writing."""
+        if self.writes.failed():
+            self._report(
+                f"The shared store {self.name} can't be written for now. Answers stay right, but "
+                f"other machines encode again what this one did: {error}",
+                self.writes,
+            )
+
+    def _report(self, text: str, pauses: Pauses) -> None:
+        """Log a warning the first time."""
+        level = logging.INFO if pauses in self._warned else logging.WARNING
+        self._warned.add(pauses)
+        logger.log(level, "%s", text)
+
+    def _open(self) -> tuple[Any, str]:
+        from fsspec.core import url_to_fs
+
+        try:
+            system, root = url_to_fs(self._url, **self._options)
+        except ImportError as error:
+            named = re.search(r"[Ii]nstall ['\"`]?([\w-]+)", str(error))  # as fsspec says it
+            package = "another package" if named is None else named[1]
+            raise MissingExtraError(
+                f"The shared store needs {package}, which is not installed; run: "
+                f"{install('shared')} {'' if named is None else package}".rstrip()
+            ) from error
+        except (ValueError, TypeError) as error:
+            raise InputError(
+                f"shared={self._url!r:.80} is not a store that can be used: {error}. Give a "
+                "folder or a URL of fsspec, such as 's3://bucket/prefix'."
+            ) from error
+        return system, root
+
+    def write(self, path: str, data: bytes) -> None:
+        """Write an object, whole or not at all."""
+        if self.protocol in _WHOLE_OR_NOTHING:
+            self.system.pipe_file(path, data)
+            return
+        writing = f"{path}.{secrets.token_hex(8)}.tmp"
+        self.system.makedirs(posixpath.dirname(path), exist_ok=True)
+        try:
+            self.system.pipe_file(writing, data)
+            self.system.mv(writing, path)
+        except BaseException:
+            with contextlib.suppress(Exception):
+                self.system.rm_file(writing)
+            raise
+
+    def delete(self, paths: Sequence[str]) -> None:
+        """Delete objects, those that are gone already included."""
+        try:
+            self.system.rm(list(paths))
+        except FileNotFoundError:
+            for path in paths:
+                with contextlib.suppress(FileNotFoundError):
+                    self.system.rm_file(path)
+        if self.protocol not in _WHOLE_OR_NOTHING:
+            for folder in {posixpath.dirname(path) for path in paths}:
+                with contextlib.suppress(Exception):  # something is in it
+                    self.system.rmdir(folder)
+
+    def everything(self, folder: str) -> list[str]:
+        """Paths of all files in a folder and in those below it."""
+        self.system.invalidate_cache()
+        return [str(path) for path in self.system.find(folder)]
+
+    def names(self, folder: str) -> list[str]:
+        """Last parts of the paths in a folder, which need not be there."""
+        try:
+            self.system.invalidate_cache(folder)
+            found = self.system.ls(folder, detail=False)
+        except FileNotFoundError:
+            return []
+        return sorted({posixpath.basename(str(path).rstrip("/")) for path in found})
+
+    def files(self, folder: str) -> dict[str, Mapping[str, Any]]:
+        """What lies in a folder, which need not be there: by path, size and times."""
+        try:
+            self.system.invalidate_cache(folder)
+            found = self.system.ls(folder, detail=True)
+        except FileNotFoundError:
+            return {}
+        return {str(one["name"]): one for one in found if one["type"] == "file"}
+
+
+class _Calls(Generic[T]):
+    """One function called on many things by threads of its own, which nobody must wait for.
+
+    A call into a store may hang for minutes; then its thread is left behind, and ends with it.
+    """
+
+    def __init__(
+        self, remote: _Remote, call: Callable[[str], T], things: Sequence[str], within_s: float
+    ) -> None:
+        self._remote, self._call = remote, call
+        self._left = deque(things)
+        self._landed: queue.SimpleQueue[tuple[str, T]] = queue.SimpleQueue()
+        self.outstanding = len(things)
+        self.deadline = time.monotonic() + within_s
+        with remote.lock:
+            count = min(_AT_ONCE, len(things), _MOST_THREADS - remote.threads)
+            remote.threads += count
+        for started in range(count):
+            try:
+                threading.Thread(target=self._run, name="rag-windows-shared", daemon=True).start()
+            except RuntimeError:  # the system gives no more
+                with remote.lock:
+                    remote.threads -= count - started
+                count = started
+                break
+        if not count:
+            self.deadline = time.monotonic()
+
+    def _run(self) -> None:
+        try:
+            while True:
+                try:
+                    thing = self._left.popleft()
+                except IndexError:
+                    return
+                self._landed.put((thing, self._call(thing)))
+        finally:
+            with self._remote.lock:
+                self._remote.threads -= 1
+
+    @property
+    def late(self) -> bool:
+        """Whether the deadline has passed."""
+        return time.monotonic() >= self.deadline
+
+    def landed(self) -> Iterator[tuple[str, T]]:
+        """What has come since the last time."""
+        while self.outstanding:
+            try:
+                one = self._landed.get_nowait()
+            except queue.Empty:
+                return
+            self.outstanding -= 1
+            yield one
+
+    def all(self) -> dict[str, T]:
+        """What comes until the deadline."""
+        found: dict[str, T] = {}
+        with contextlib.suppress(queue.Empty):
+            while self.outstanding:
+                left_s = max(0.0, self.deadline - time.monotonic())
+                thing, told = self._landed.get(timeout=left_s)
+                found[thing] = told
+                self.outstanding -= 1
+        self.close()
+        return found
+
+    def close(self) -> None:
+        """Begin no further call."""
+        self._left.clear()
+
+
+@dataclass(frozen=True, slots=True)
+class _Got:
+    """What came of reading one object; proved, if there is a payload."""
+
+    outcome: str
+    file: OpenFile | None = None
+    payload: np.ndarray[Any, np.dtype[np.uint8]] | None = None
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Object:
+    """An object of the store; without a key it is no entry."""
+
+    path: str
+    key: str
+    size: int = 0
+    changed: float = math.inf
+
+    @classmethod
+    def of(cls, path: str, info: Mapping[str, Any]) -> _Object:
+        """What a listing says; each store's library calls the time of the last change otherwise."""
+        name, ending = posixpath.splitext(posixpath.basename(path))
+        times = (info.get(one) for one in ("LastModified", "mtime", "last_modified", "created"))
+        time_of = next((one for one in times if isinstance(one, datetime | float | int)), math.inf)
+        changed = time_of.timestamp() if isinstance(time_of, datetime) else float(time_of)
+        key = name if ending == ENDING and is_key(name) else ""
+        return cls(path, key, int(info.get("size") or 0), changed)
+
+
+class Reading:
+    """Entries on their way from the store; what has not come by the deadline is missing."""
+
+    def __init__(self, tier: SharedTier, keys: Sequence[str], within_s: float) -> None:
+        self._tier, self._keys = tier, keys
+        self._outcomes: Counter[str] = Counter()
+        self._error = ""
+        self._calls = _Calls(tier.remote, tier.fetch, keys, within_s)
+
+    @property
+    def under_way(self) -> bool:
+        """Whether to wait for more."""
+        return self._calls.outstanding > 0 and not self._calls.late
+
+    def landed(self) -> dict[str, Entry]:
+        """Entries that have come since the last time, each proved right."""
+        found: dict[str, Entry] = {}
+        for key, got in self._calls.landed():
+            entry, outcome = self._tier.decoded(got)
+            self._outcomes[outcome] += 1
+            self._error = got.error or self._error
+            if entry is not None:
+                found[key] = entry
+        return found
+
+    def close(self) -> None:
+        """Give up what has not come; the store is left alone if this happens again and again."""
+        self._calls.close()
+        late = self._calls.outstanding
+        self._calls.outstanding = 0
+        if late and not self._calls.late:
+            late = 0  # the request was cancelled, which says nothing of the store
+        failed = self._outcomes["failed"]
+        self._tier.finished(len(self._keys), late, self._outcomes)
+        if late + failed > len(self._keys) / 2:
+            self._tier.remote.read_failed(self._error or "it takes longer than encoding")
+        elif self._outcomes.total():
+            self._tier.remote.reads.well()
+
+
+class SharedTier(Tier):
+    """Entries in a store that machines share, any of which may write and remove at any time.
+
+    It has no limit: what is old or too much goes by rules of the store itself, or by `prune`.
+    A store that fails or is late again and again is left alone for a while.
+
+    Args:
+        url: a folder, or a URL of fsspec.
+        options: fsspec's storage options for it.
+        store: the stored form.
+
+    Raises:
+        InputError: no such store or form, or options that it does not take.
+        MissingExtraError: a package is not installed.
+    """
+
+    def __init__(
+        self, url: str, options: Mapping[str, Any] | None = None, store: str = EXACT
+    ) -> None:
+        super().__init__(0, store)
+        self.remote = _Remote(url, options or {})
+        self._folder = self.remote.root
+        self._closed = False
+
+    def of_tenant(self, salt: bytes) -> SharedTier:
+        """The same store with a folder of this tenant's own, named by a digest of its salt."""
+        other = copy.copy(self)
+        name = hmac.digest(salt, b"folder of the shared store", hashlib.sha256).hex()[:32]
+        other._folder = f"{self.remote.root}/tenants/{name}"
+        in_children(other)
+        return other
+
+    def of_all(self) -> SharedTier:
+        """The same store with the folders of all tenants."""
+        other = copy.copy(self)
+        other._folder = self.remote.root
+        in_children(other)
+        return other
+
+    @property
+    def unwritten(self) -> int:
+        """How many entries this process could not write, of all tenants."""
+        return self.remote.unwritten
+
+    @property
+    def url(self) -> str:
+        """Where entries go; a tenant's folder can be given to the commands, too."""
+        return f"{self.remote.protocol}://{self._folder}"
+
+    def after_fork(self) -> None:
+        """What is there is for the store to tell."""
+        self._lock = threading.Lock()
+
+    # Reading
+
+    def reading(self, keys: Sequence[str], within_s: float) -> Reading | None:
+        """Begin to read entries; None if the store is left alone for now."""
+        asked = list(dict.fromkeys(map(check_key, keys)))
+        if not asked or self._closed or not self.remote.reads.may():
+            return None
+        return Reading(self, asked, within_s)
+
+    def get_many(self, keys: Sequence[str], within_s: float = OPERATOR_S) -> dict[str, Entry]:
+        """Return the entries that come within so many seconds and are proved right."""
+        found: dict[str, Entry] = {}
+        reading = self.reading(keys, within_s)
+        if reading is not None:
+            try:
+                while reading.under_way:
+                    found |= reading.landed()
+                    time.sleep(0.001)
+                found |= reading.landed()
+            finally:
+                reading.close()
+        return found
+
+    def fetch(self, key: str) -> _Got:
+        """Read one object and prove it, in a thread that may be cut off: no tensor is touched."""
+        return self._read(self._path(key), key)
+
+    def _read(self, path: str, key: str) -> _Got:
+        try:
+            # From the first byte on: without that, s3fs asks for the size first.
+            image = self.remote.system.cat_file(path, start=0)
+            file = opened_image(image, key)
+            if file.expired(time.time()):
+                return _Got("expired")
+            size = len(file.payload)
+            room = np.empty(size + _ALIGNMENT, np.uint8)
+            start = -room.ctypes.data % _ALIGNMENT
+            payload = room[start : start + size]
+            read_payload(file, payload.data)
+        except FileNotFoundError:
+            return _Got("missing")
+        except FormatError as error:
+            return _Got("quarantined", error=str(error))
+        except Exception as error:  # noqa: BLE001 - each store's library has errors of its own
+            return _Got("failed", error=_told(error))
+        return _Got("read", file, payload)
+
+    def decoded(self, got: _Got) -> tuple[Entry | None, str]:
+        """The entry that was read, if it is one, and what came of it."""
+        entry = _decoded(got, self._store)
+        damaged = entry is None and got.file is not None
+        return entry, "quarantined" if damaged else got.outcome
+
+    def finished(self, asked: int, late: int, outcomes: Counter[str]) -> None:
+        """Count what came of one request's reading."""
+        told = ("expired", "quarantined", "failed")
+        counts = {name: outcomes[name] for name in told if outcomes[name]}
+        hits = outcomes["read"]
+        self._count(hits=hits, misses=asked - hits, late=late, **counts)
+
+    def present(self, keys: Collection[str]) -> set[str] | None:
+        """Which entries the store has, by their names; None if it can't be asked now."""
+        asked = list(dict.fromkeys(map(check_key, keys)))
+        if self._closed or not asked or not self.remote.reads.may():
+            return None
+
+        def there(key: str) -> bool | None:
+            try:
+                return bool(self.remote.system.exists(self._path(key)))
+            except Exception:  # noqa: BLE001 - each store's library has errors of its own
+                return None
+
+        self.remote.system.invalidate_cache()
+        told = _Calls(self.remote, there, asked, OPERATOR_S).all()
+        if all(told.get(key) is None for key in asked):
+            self.remote.read_failed("it does not say what it has")
+            return None
+        self.remote.reads.well()
+        return {key for key in asked if told.get(key)}
+
+    def __contains__(self, key: str) -> bool:
+        """Whether the store has an object of that name; CacheError if it can't be asked."""
+        return bool(self._there([check_key(key)]))
+
+    def _look(self, keys: Sequence[str]) -> dict[str, Entry]:
+        return self.get_many(keys)
+
+    def _holds(self) -> tuple[int, int]:
+        return 0, 0  # a store is never listed for figures
+
+    # Writing
+
+    def put(self, key: str, entry: Entry) -> bool:
+        """See `Tier.put`."""
+        stored = super().put(key, entry)
+        with self.remote.lock:
+            self.remote.unwritten += not stored
+        return stored
+
+    def _put(self, key: str, entry: Entry) -> Outcome:
+        if self._closed or not self.remote.writes.may():
+            return "refused"
+        try:
+            image = b"".join(image_of(key, entry, self._store))
+        except CacheError:
+            return "refused"
+        try:
+            self._mark(key, entry.labels)
+            self.remote.write(self._path(key), image)
+        except Exception as error:  # noqa: BLE001 - each store's library has errors of its own
+            self.remote.write_failed(_told(error))
+            return "failed"
+        self.remote.writes.well()
+        return "stored"
+
+    def add_labels(self, key: str, labels: Collection[str]) -> None:
+        """Give an entry more labels; its object stays as it is."""
+        if self._closed or not self.remote.writes.may():
+            return
+        try:
+            self._mark(key, labels)
+        except Exception as error:  # noqa: BLE001 - each store's library has errors of its own
+            self.remote.write_failed(_told(error))
+        else:
+            self.remote.writes.well()
+
+    def _mark(self, key: str, labels: Iterable[str]) -> None:
+        for label in labels:
+            if _DIGEST.fullmatch(label):  # else it is none of ours, and must not name a path
+                self.remote.write(f"{self._folder}/labels/{label}/{key}", b"")
+
+    # For operators: all tenants' folders, unless this is one tenant's; errors are told
+
+    def keys_with(self, labels: Collection[str]) -> list[str]:
+        """Keys of the entries that carry any of the labels, as their markers say.
+
+        Raises:
+            CacheError: the store can't be asked.
+        """
+        markers = [f"{folder}/labels/{one}" for folder in self._folders() for one in labels]
+        named = {key for names in self._each(self.remote.names, markers).values() for key in names}
+        return sorted({path.key for path in self._there(filter(is_key, named))})
+
+    def clear(self) -> None:
+        """Remove all entries and markers of all tenants; other files stay.
+
+        Raises:
+            CacheError: something could not be removed.
+        """
+        root = self.remote.root
+        found = self._each(self.remote.everything, [root]).get(root, [])
+        own = [path for path in found if _OWN.fullmatch(path[len(root) :])]
+        self._delete(own)
+        self._count(removed=sum(path.endswith(ENDING) for path in own))
+
+    def prune(self, now: float, older_than_s: float | None = None) -> int:
+        """Drop what has expired, or was written longer ago than `older_than_s`; how much.
+
+        Raises:
+            CacheError: the store can't be listed, or something could not be removed.
+        """
+        oldest = None if older_than_s is None else now - older_than_s
+        dropped = 0
+        for found in self._listed(abandoned=now - _ABANDONED_S):
+            old = {one.path: one for one in found if oldest is not None and one.changed < oldest}
+            rest = {one.path: one.key for one in found if one.path not in old}
+            expired = self._each(lambda path, keys=rest: self._expired(path, keys[path], now), rest)
+            gone = [*old, *(path for path, late in expired.items() if late)]
+            self._delete(gone)
+            dropped += len(gone)
+        self._count(expired=dropped)
+        return dropped
+
+    def verify(self) -> tuple[int, int]:
+        """Read every entry; delete damaged ones, write missing markers: how many of each kind.
+
+        Raises:
+            CacheError: the store can't be read, or something could not be removed.
+        """
+        checked = damaged = 0
+        for found in self._listed():
+            keys = {one.path: one.key for one in found}
+            outcomes = self._each(lambda path, keys=keys: self._verified(path, keys[path]), keys)
+            bad = [path for path, outcome in outcomes.items() if outcome == "quarantined"]
+            checked += sum(outcome != "missing" for outcome in outcomes.values())
+            self._delete(bad)
+            damaged += len(bad)
+        self._count(quarantined=damaged)
+        return checked, damaged
+
+    def contents(self) -> tuple[int, int]:
+        """How many entries there are, and their bytes, by listing the store.
+
+        Raises:
+            CacheError: the store can't be listed.
+        """
+        sizes = [one.size for found in self._listed() for one in found]
+        return len(sizes), sum(sizes)
+
+    def close(self) -> None:
+        """Stop using the store."""
+        self._closed = True
+
+    def _drop(self, keys: Sequence[str]) -> int:
+        found = self._there(keys)
+        self._delete([one.path for one in found])
+        return len({one.key for one in found})
+
+    def _late(self, now: float) -> list[str]:
+        return []  # `prune` does not ask
+
+    def _folders(self) -> list[str]:
+        """This tenant's folder, or that of the store and those of all its tenants."""
+        root = self.remote.root
+        if self._folder != root:
+            return [self._folder]
+        tenants = f"{root}/tenants"
+        names = self._each(self.remote.names, [tenants])[tenants]
+        return [root, *(f"{tenants}/{one}" for one in names if _DIGEST.fullmatch(one))]
+
+    def _there(self, keys: Iterable[str]) -> list[_Object]:
+        """Objects of these entries, in whatever folder."""
+        self.remote.system.invalidate_cache()
+        paths = {self._path(key, folder): key for folder in self._folders() for key in keys}
+        there = self._each(self.remote.system.exists, list(paths))
+        return [_Object(path, key) for path, key in paths.items() if there[path]]
+
+    def _listed(self, abandoned: float | None = None) -> Iterator[list[_Object]]:
+        """All entries, some at a time; files half written before `abandoned` are removed."""
+        for folder in self._folders():
+            entries = f"{folder}/entries"
+            parts = [
+                f"{entries}/{one}" for one in self._each(self.remote.names, [entries])[entries]
+            ]
+            for at in range(0, len(parts), _AT_ONCE):
+                files = self._each(self.remote.files, parts[at : at + _AT_ONCE]).values()
+                found = [_Object.of(path, info) for part in files for path, info in part.items()]
+                if abandoned is not None:
+                    self._delete(
+                        [
+                            one.path
+                            for one in found
+                            if _WRITING.fullmatch(posixpath.basename(one.path))
+                            and one.changed < abandoned
+                        ]
+                    )
+                yield [one for one in found if one.key]
+
+    def _expired(self, path: str, key: str, now: float) -> bool:
+        """Whether an entry's time is up, by its first bytes; one that is damaged is not."""
+        read = self.remote.system.cat_file
+        try:
+            head = read(path, start=0, end=_HEAD_BYTES)
+            length = header_length(head)
+            if length > len(head):
+                head = read(path, start=0, end=length)
+            note, _ = read_header(head[:length], key)
+        except (FileNotFoundError, FormatError):
+            return False
+        return note.expires is not None and not now < note.expires
+
+    def _verified(self, path: str, key: str) -> str:
+        got = self._read(path, key)
+        if got.outcome == "failed":
+            raise OSError(got.error)
+        if got.file is None:
+            return got.outcome
+        if _decoded(got, got.file.note.codec) is None:
+            return "quarantined"
+        folder = posixpath.dirname(posixpath.dirname(posixpath.dirname(path)))
+        for label in got.file.note.labels:
+            marker = f"{folder}/labels/{label}/{key}"
+            if _DIGEST.fullmatch(label) and not self.remote.system.exists(marker):
+                self.remote.write(marker, b"")
+        return got.outcome
+
+    def _each(self, call: Callable[[str], T], things: Collection[str]) -> dict[str, T]:
+        """What a call tells of each thing; CacheError unless it does of all."""
+
+        def attempt(thing: str) -> T | Exception:
+            try:
+                return call(thing)
+            except Exception as error:  # noqa: BLE001 - each store's library has errors of its own
+                return error
+
+        told = _Calls(self.remote, attempt, list(things), OPERATOR_S).all()
+        failed = [one for one in told.values() if isinstance(one, Exception)]
+        if failed or len(told) < len(things):
+            reason = _told(failed[0]) if failed else "it does not answer"
+            raise CacheError(
+                f"The shared store {self.remote.name} can't be used: {reason}. Repeat this when it "
+                "can be reached."
+            )
+        return {thing: one for thing, one in told.items() if not isinstance(one, Exception)}
+
+    def _delete(self, paths: Sequence[str]) -> None:
+        chunks = {str(at): paths[at : at + _CHUNK] for at in range(0, len(paths), _CHUNK)}
+        self._each(lambda at: self.remote.delete(chunks[at]), chunks)
+
+    # Names
+
+    def _path(self, key: str, folder: str | None = None) -> str:
+        return f"{folder or self._folder}/entries/{key[:2]}/{key}{ENDING}"
+
+
+def _decoded(got: _Got, store: str) -> Entry | None:
+    if got.file is None or got.payload is None:
+        return None
+    try:
+        return entry_in(got.file, store, torch.from_numpy(got.payload))
+    except FormatError:
+        return None
+
+
+def _told(error: BaseException) -> str:
+    """An error of a store's library in one line; it may have no text of its own."""
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text[:200]}" if text else type(error).__name__

@@ -1,0 +1,178 @@
+"""A store that machines share and that fails in every way, in a thousand rounds (`make faults`).
+
+Must show: no wrong window, no error, no request that waits for long.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+
+from rag_windows import PassageCache, WindowedLM
+from rag_windows.cache import shared as module
+from rag_windows.cache.shared import SharedTier
+from rag_windows.kv import Window
+from rag_windows.prefill import ToEncode, complete
+from tests.rag_windows import small
+from tests.rag_windows.cache.disk_cases import FULL, key_of, right
+from tests.rag_windows.cache.shared_cases import between, fresh, labelled
+
+ROUNDS = 1000 if FULL else 150
+WITHIN_S = 0.01
+NUMBERS = range(12)
+
+
+class StoreError(Exception):
+    """What a library of a store raises: no OSError."""
+
+
+class Unreliable:
+    """A store whose calls are, by chance, late, cut, damaged, mixed up or refused.
+
+    Attributes:
+        chance: of a fault in a call.
+        dead: whether every call fails.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self.chance, self.dead = 0.5, False
+        self.faults: dict[str, int] = {}
+        self._random = random.Random(seed)
+        self._seen: list[bytes] = [b""]
+        self._lock = threading.Lock()
+
+    def __call__(self, name: str, plain: Any, *given: Any, **options: Any) -> Any:
+        with self._lock:
+            draw, kind = self._random.random(), self._random.choice(self.kinds(name))
+            at = self._random.random()
+            other = self._random.choice(self._seen)
+            if draw < self.chance or self.dead:
+                kind = "gone" if self.dead else kind
+                self.faults[kind] = self.faults.get(kind, 0) + 1
+            else:
+                kind = "well"
+        if kind == "late":
+            time.sleep(2 * WITHIN_S)
+        if kind == "gone":
+            raise random.Random(draw).choice([ConnectionResetError(), StoreError("x"), OSError(5)])
+        if kind == "forbidden":
+            raise PermissionError("not yours")
+        if name == "pipe_file":
+            return self.write(kind, at, plain, *given)
+        found = plain(*given, **options)
+        if name != "cat_file":
+            return found
+        with self._lock:
+            self._seen = [*self._seen[-40:], found]
+        return self.changed(kind, at, found, other)
+
+    def kinds(self, name: str) -> Sequence[str]:
+        if name == "cat_file":
+            return ("late", "gone", "forbidden", "cut", "longer", "flipped", "other", "nothing")
+        return ("late", "gone", "forbidden", "full", "half")
+
+    def write(self, kind: str, at: float, plain: Any, path: str, data: bytes) -> None:
+        if kind == "full":
+            raise OSError(28, "No space left on device")
+        if kind == "half":  # dies in the midst, and reports success
+            data = data[: int(at * len(data))]
+        plain(path, data)
+
+    def changed(self, kind: str, at: float, found: bytes, other: bytes) -> Any:
+        place = int(at * len(found))
+        if kind == "cut":
+            return found[:place]
+        if kind == "longer":
+            return found + other[:64] + b"\0"
+        if kind == "flipped":
+            return found[:place] + bytes([found[place] ^ 1 << place % 8]) + found[place + 1 :]
+        if kind == "other":
+            return other
+        if kind == "nothing":
+            return None
+        return found
+
+
+@pytest.fixture(autouse=True)
+def never_left_alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Pauses would spare the store most of the rounds."""
+    monkeypatch.setattr(module, "_STRIKES", 10**9)
+    yield
+    deadline = time.monotonic() + 20
+    while any(one.name == "rag-windows-shared" for one in threading.enumerate()):
+        assert time.monotonic() < deadline, "threads that are late end, too"
+        time.sleep(0.01)
+
+
+def test_the_tier_gives_right_entries_or_none() -> None:
+    store, tier = Unreliable(1), SharedTier(fresh())
+    between(tier, store)
+    draw = random.Random(2)
+    found = slowest = 0
+    for number in range(ROUNDS):
+        store.dead = number % 100 > 94
+        asked = draw.sample(NUMBERS, 3)
+        begun = time.perf_counter()
+        got = tier.get_many([key_of(one) for one in asked], within_s=WITHIN_S)
+        slowest = max(slowest, time.perf_counter() - begun)
+        for one in asked:
+            entry = got.get(key_of(one))
+            if entry is not None:
+                assert right(entry, one)
+                found += 1
+            elif draw.random() < 0.5:
+                tier.put(key_of(one), labelled(one))
+    assert found > ROUNDS / 2
+    assert slowest < 2
+    assert min(store.faults.values()) > ROUNDS / 50
+    stats = tier.stats()
+    assert min(stats.quarantined, stats.failed, stats.late, stats.stored) > ROUNDS / 20
+    assert stats.hits == found
+
+
+@cache
+def reference() -> dict[tuple[int, ...], Window]:
+    """Windows as they are without any cache."""
+    encoder = small.lm().engine.plain_encoder
+    asked = ToEncode(PREFIX, WINDOWS, small.lm().method)
+    return {one.ids: one for one in complete(encoder.prefill(asked)).windows}
+
+
+PREFIX = tuple(range(10, 15))
+WINDOWS = [tuple(range(20 + 3 * one, 24 + 4 * one)) for one in NUMBERS]
+
+
+def test_requests_get_right_windows_from_many_machines() -> None:
+    """Each round is a machine that has just started: all that it does not encode, it reads."""
+    store, url = Unreliable(3), fresh()
+    draw = random.Random(4)
+    model = WindowedLM(small.model(), small.tokenizer())
+    hits = encoded = 0
+    for number in range(ROUNDS):
+        store.dead = number % 100 > 94
+        cache = PassageCache("100kB", shared=url, shared_wait=WITHIN_S)
+        between(cache, store)
+        lm = model.with_cache(cache)
+        asked = draw.sample(WINDOWS, 3)
+        made = complete(lm.engine.encoder.prefill(ToEncode(PREFIX, asked, lm.method))).windows
+        for ids, window in zip(asked, made, strict=True):
+            wanted = reference()[ids]
+            assert (window.ids, window.start) == (ids, wanted.start)
+            for one, other in zip(
+                (*window.keys, *window.values), (*wanted.keys, *wanted.values), strict=True
+            ):
+                torch.testing.assert_close(one, other, rtol=0, atol=1e-5)
+        if draw.random() < 0.1:
+            cache.flush(20)
+        stats = cache.stats()
+        hits, encoded = hits + stats.hits, encoded + stats.misses
+    assert hits > ROUNDS / 2
+    assert encoded > ROUNDS / 2
+    assert min(store.faults.values()) > ROUNDS / 50
