@@ -25,6 +25,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -331,12 +332,10 @@ class _Object:
     @classmethod
     def of(cls, path: str, info: Mapping[str, Any]) -> _Object:
         """What a listing says; each store's library calls the time of the last change otherwise."""
-        name, ending = posixpath.splitext(posixpath.basename(path))
         times = (info.get(one) for one in ("LastModified", "mtime", "last_modified", "created"))
         time_of = next((one for one in times if isinstance(one, datetime | float | int)), math.inf)
         changed = time_of.timestamp() if isinstance(time_of, datetime) else float(time_of)
-        key = name if ending == ENDING and is_key(name) else ""
-        return cls(path, key, int(info.get("size") or 0), changed)
+        return cls(path, _key_of(path), int(info.get("size") or 0), changed)
 
 
 class Reading:
@@ -597,8 +596,8 @@ class SharedTier(Tier):
         dropped = 0
         for found in self._listed(abandoned=now - _ABANDONED_S):
             old = {one.path: one for one in found if oldest is not None and one.changed < oldest}
-            rest = {one.path: one.key for one in found if one.path not in old}
-            expired = self._each(lambda path, keys=rest: self._expired(path, keys[path], now), rest)
+            rest = [one.path for one in found if one.path not in old]
+            expired = self._each(partial(self._expired, now=now), rest)
             gone = [*old, *(path for path, late in expired.items() if late)]
             self._delete(gone)
             dropped += len(gone)
@@ -613,8 +612,7 @@ class SharedTier(Tier):
         """
         checked = damaged = 0
         for found in self._listed():
-            keys = {one.path: one.key for one in found}
-            outcomes = self._each(lambda path, keys=keys: self._verified(path, keys[path]), keys)
+            outcomes = self._each(self._verified, [one.path for one in found])
             bad = [path for path, outcome in outcomes.items() if outcome == "quarantined"]
             checked += sum(outcome != "missing" for outcome in outcomes.values())
             self._delete(bad)
@@ -680,7 +678,7 @@ class SharedTier(Tier):
                     )
                 yield [one for one in found if one.key]
 
-    def _expired(self, path: str, key: str, now: float) -> bool:
+    def _expired(self, path: str, now: float) -> bool:
         """Whether an entry's time is up, by its first bytes; one that is damaged is not."""
         read = self.remote.system.cat_file
         try:
@@ -688,12 +686,13 @@ class SharedTier(Tier):
             length = header_length(head)
             if length > len(head):
                 head = read(path, start=0, end=length)
-            note, _ = read_header(head[:length], key)
+            note, _ = read_header(head[:length], _key_of(path))
         except (FileNotFoundError, FormatError):
             return False
         return note.expires is not None and not now < note.expires
 
-    def _verified(self, path: str, key: str) -> str:
+    def _verified(self, path: str) -> str:
+        key = _key_of(path)
         got = self._read(path, key)
         if got.outcome == "failed":
             raise OSError(got.error)
@@ -735,6 +734,12 @@ class SharedTier(Tier):
 
     def _path(self, key: str, folder: str | None = None) -> str:
         return f"{folder or self._folder}/entries/{key[:2]}/{key}{ENDING}"
+
+
+def _key_of(path: str) -> str:
+    """The key of an entry's object; empty for all else."""
+    name, ending = posixpath.splitext(posixpath.basename(path))
+    return name if ending == ENDING and is_key(name) else ""
 
 
 def _decoded(got: _Got, store: str) -> Entry | None:

@@ -115,7 +115,7 @@ def test_the_tier_gives_right_entries_or_none() -> None:
     store, tier = Unreliable(1), SharedTier(fresh())
     between(tier, store)
     draw = random.Random(2)
-    found = slowest = 0
+    found, slowest = 0, 0.0
     for number in range(ROUNDS):
         store.dead = number % 100 > 94
         asked = draw.sample(NUMBERS, 3)

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from rag_windows import CacheError, InputError, MissingExtraError, Passage, PassageCache, WindowedLM
-from rag_windows.cache import shared as module
+from rag_windows.cache.encoder import CachedEncoder
 from rag_windows.cache.shared import Pauses, SharedTier
 from tests.rag_windows import small
 from tests.rag_windows.cache.disk_cases import end_of, in_child, key_of, right
@@ -254,7 +254,10 @@ def test_a_request_waits_no_longer_than_encoding_takes(monkeypatch: pytest.Monke
     patient = machine(place)
     assert patient.cache is not None
     between(patient.cache, slow(0.3))
-    fingerprint = patient.engine.encoder.identity()[0]
+    encoder = patient.engine.encoder
+    assert isinstance(encoder, CachedEncoder)
+    fingerprint = encoder.identity()[0]
+    assert fingerprint is not None
     patient.cache.measured(fingerprint, 1, 10.0)
     assert ask(patient) == (5, 0)
 
@@ -295,7 +298,7 @@ def test_a_store_that_is_gone_costs_next_to_nothing(caplog: pytest.LogCaptureFix
 
 def test_pauses_grow_and_end_when_the_store_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
-    monkeypatch.setattr(module.time, "monotonic", lambda: now)
+    monkeypatch.setattr(time, "monotonic", lambda: now)
     pauses = Pauses()
     for strike in range(3):
         assert pauses.may()
