@@ -158,6 +158,7 @@ EXTRAS_OF = {
     "rag_windows/attention/kernels": ("cuda",),
     "rag_windows/cli": ("server",),
     "rag_windows/evaluation": ("eval",),
+    "rag_windows/fleet": ("fleet", "server"),
     "rag_windows/server": ("server",),
     "retrievers/rag_windows_retrievers": ("pdf", "retrievers", "shared"),
     "integrations/langchain": ("langchain", "retrievers"),
@@ -170,6 +171,7 @@ EXTRAS_OF = {
     "tests": (
         "eval",
         "figures",
+        "fleet",
         "langchain",
         "llama-index",
         "lm-eval",

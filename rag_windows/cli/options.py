@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import gc
+import glob
 import importlib
 import inspect
 import json
@@ -24,6 +25,7 @@ from urllib.parse import urlsplit
 from urllib.request import getproxies
 
 import typer
+from pydantic import ValidationError
 
 from rag_windows.cli.render import Counted, progress, tell
 from rag_windows.errors import CacheError, DocumentError, InputError, MethodError
@@ -32,6 +34,7 @@ from rag_windows.samples import samples_path
 
 if TYPE_CHECKING:
     from rag_windows import Method, PassageCache, WindowedLM
+    from rag_windows.fleet import FleetOptions
     from rag_windows_retrievers import BM25Retriever
 
 
@@ -254,6 +257,36 @@ def loaded_model(model: ModelOptions) -> Iterator[WindowedLM]:
         if lm.cache is not None:
             with progress("Writing the passage cache"):
                 lm.cache.close()
+
+
+def fleet_options(search: SearchOptions, model: ModelOptions, **more: Any) -> FleetOptions:
+    """The same model and documents for readers on other machines; further arguments are theirs."""
+    quieten(model.verbose)
+    from rag_windows.fleet import FleetOptions
+    from rag_windows.integration import describe
+
+    method = _method(model)
+    try:
+        return FleetOptions(
+            model=None if model.model is None else _anywhere(model.model),
+            device=model.device,
+            dtype=model.dtype,
+            method=None if method is None else describe(method),
+            profile=None if model.profile is None else _anywhere(model.profile),
+            max_window_tokens=model.max_window_tokens,
+            docs=tuple(map(_anywhere, search.docs or ())),
+            passage_words=search.passage_words,
+            cache_dir=None if model.no_cache else model.cache_dir and _anywhere(model.cache_dir),
+            **more,
+        )
+    except ValidationError as error:
+        raise InputError(error.errors()[0]["msg"].removeprefix("Value error, ")) from error
+
+
+def _anywhere(path: str) -> str:
+    """A path as processes in other folders find it; addresses, and names on the Hub, stay."""
+    there = "://" not in path and (os.path.exists(path) or glob.has_magic(path))
+    return os.path.abspath(path) if there else path
 
 
 def _import_libraries(model: ModelOptions) -> None:

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import ipaddress
 import logging
+import os
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Annotated, Any, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 from rag_windows.cli import options, render
 from rag_windows.cli.options import ModelOptions, SearchOptions, count, flag, option
 from rag_windows.errors import InputError, require
 from rag_windows.samples import sample_questions
+
+if TYPE_CHECKING:
+    from rag_windows.server import Settings
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,50 +75,125 @@ class ServeOptions:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class FleetPart:
+    """Several readers behind one address, by Ray Serve; see `rag_windows.fleet`."""
+
+    replicas: Annotated[
+        int | None, count("Readers, each a loaded model; more than one process, by Ray Serve.")
+    ] = None
+    max_replicas: Annotated[
+        int | None, count("The most readers, started as questions come in. Default: --replicas.")
+    ] = None
+    gpus_per_replica: Annotated[float, option("N", "GPUs of each reader.", min=0)] = 0.0
+    cpus_per_replica: Annotated[
+        float, option("N", "CPUs that Ray counts for each reader, and its threads.", min=0)
+    ] = 1.0
+    cache_memory: Annotated[
+        str, option("SIZE", "Host memory of each reader's passage cache, with --replicas.")
+    ] = "4GiB"
+    ray: Annotated[
+        str | None,
+        option("ADDRESS", "Cluster of Ray that the readers run on. Default: on this machine."),
+    ] = None
+    routing: Annotated[
+        Literal["resident", "consistent", "prefix", "random"],
+        option(None, "How a question finds its reader: where its passages are, or by a hash."),
+    ] = "resident"
+
+
 @options.spreading()
-def serve(*, search: SearchOptions, model: ModelOptions, server: ServeOptions) -> None:
+def serve(
+    *, search: SearchOptions, model: ModelOptions, server: ServeOptions, fleet: FleetPart
+) -> None:
     """Serve OpenAI's routes over documents; answers say which passages they read."""
+    if fleet.replicas is not None or fleet.ray is not None:
+        _serve_fleet(search, model, server, fleet)
+        return
     require("The server", "fastapi", "uvicorn", "openai", "prometheus-client", extra="server")
     if model.model is not None and not search.docs:
         retriever = None
     else:
         retriever = options.open_corpus(search, model.model)
-    # Nobody can guess what the sample documents tell of.
-    examples = () if search.docs or model.model else tuple(sample_questions()[:3])
     with options.loaded_model(model) as lm:
-        from rag_windows.server import Keys, Settings, create_app
+        from rag_windows.server import Keys, create_app
         from rag_windows.server.process import run
 
         keys = Keys() if server.api_key_file is None else Keys.load(server.api_key_file)
-        settings = Settings(
-            model_name=model.name,
-            allow=_allowed(server.refuse or ()),
-            most_prompt_tokens=server.max_prompt_tokens,
-            system=server.system,
-            top_k=search.top_k,
-            parse_sources=server.parse_sources,
-            new_tokens=server.max_new_tokens,
-            most_new_tokens=max(server.max_new_tokens, 4096),
-            max_rows=server.max_rows,
-            most_waiting=server.max_waiting,
-            wait_s=server.wait,
-            timeout_s=server.timeout,
-            cors=tuple(server.cors or ()),
-            # A page that a name of its own leads here could else ask a server without keys.
-            hosts=() if keys or not _local(server.host) else _names(server.host),
-            log_texts=server.log_texts,
-            examples=examples,
-        )
-        if model.model is None:
-            render.tell(options.SAMPLE_MODEL)
-        if not keys and not _local(server.host):
-            render.tell("Note: Everybody who reaches this address may ask; see --api-key-file.")
+        settings = _settings(search, model, server)
+        _tell_who_may_ask(model, server)
         logging.basicConfig(format="%(message)s")
         logging.getLogger("rag_windows.server").setLevel(logging.INFO)
         app = create_app(lm, settings, retriever, keys=keys)
         told = f"{'' if retriever is None else f'{len(retriever.passages)} passages, '}{model.name}"
         if not run(app, server.host, server.port, server.grace, lambda at: render.tell(told + at)):
             raise InputError(f"The server can't listen on {server.host}:{server.port}.")
+
+
+def _serve_fleet(
+    search: SearchOptions, model: ModelOptions, server: ServeOptions, fleet: FleetPart
+) -> None:
+    from rag_windows.fleet import run
+
+    made = options.fleet_options(
+        search,
+        model,
+        replicas=fleet.replicas or 1,
+        max_replicas=fleet.max_replicas,
+        gpus_per_replica=fleet.gpus_per_replica,
+        cpus_per_replica=fleet.cpus_per_replica,
+        cache_memory=None if model.no_cache else fleet.cache_memory,
+        api_key_file=server.api_key_file and os.path.abspath(server.api_key_file),
+        settings=_settings(search, model, server),
+        routing=fleet.routing,
+    )
+    # What is wrong with documents and keys is told before anything starts.
+    made.load_keys()
+    if search.docs or model.model is None:
+        options.open_corpus(search, model.model)
+    _tell_who_may_ask(model, server)
+    told = f"{made.replicas} readers, {model.name}"
+    run(
+        made,
+        server.host,
+        server.port,
+        address=fleet.ray,
+        grace_s=server.grace,
+        told=lambda at: render.tell(told + at),
+    )
+
+
+def _settings(search: SearchOptions, model: ModelOptions, server: ServeOptions) -> Settings:
+    from rag_windows.server import Settings
+
+    keys = server.api_key_file is not None
+    return Settings(
+        model_name=model.name,
+        allow=_allowed(server.refuse or ()),
+        most_prompt_tokens=server.max_prompt_tokens,
+        system=server.system,
+        top_k=search.top_k,
+        parse_sources=server.parse_sources,
+        new_tokens=server.max_new_tokens,
+        most_new_tokens=max(server.max_new_tokens, 4096),
+        max_rows=server.max_rows,
+        most_waiting=server.max_waiting,
+        wait_s=server.wait,
+        timeout_s=server.timeout,
+        cors=tuple(server.cors or ()),
+        # A page that a name of its own leads here could else ask a server without keys.
+        hosts=() if keys or not _local(server.host) else _names(server.host),
+        log_texts=server.log_texts,
+        # Nobody can guess what the sample documents tell of.
+        examples=() if search.docs or model.model else tuple(sample_questions()[:3]),
+    )
+
+
+def _tell_who_may_ask(model: ModelOptions, server: ServeOptions) -> None:
+    if model.model is None:
+        render.tell(options.SAMPLE_MODEL)
+    if server.api_key_file is None and not _local(server.host):
+        render.tell("Note: Everybody who reaches this address may ask; see --api-key-file.")
 
 
 def _allowed(refused: Collection[str]) -> frozenset[Any]:

@@ -166,9 +166,10 @@ class _Logged:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        begun, request_id, status = time.perf_counter(), f"req_{secrets.token_hex(12)}", 0
+        begun, status = time.perf_counter(), 0
         state = scope.setdefault("state", {})
-        state["request_id"] = request_id
+        # A front that passes requests on to several servers has named this one already.
+        request_id = state.setdefault("request_id", f"req_{secrets.token_hex(12)}")
 
         async def tell(message: Message) -> None:
             nonlocal status

@@ -10,11 +10,13 @@ from fastapi import APIRouter, Request, Response
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
+from rag_windows import Passage
 from rag_windows.server import asked
 from rag_windows.server.answering import Answered, Piece
 from rag_windows.server.asked import Asked, Body, Refusals
 from rag_windows.server.errors import refused
 from rag_windows.server.routes import Served, body_schema, event, new_id
+from rag_windows.server.settings import Settings
 
 Stop = Annotated[str, StringConstraints(min_length=1)]
 
@@ -85,9 +87,7 @@ def read(body: ChatBody, served: Served) -> Asked:
         raise refused("parallel_tool_calls", "belongs to tools.", "invalid_value")
     if body.top_logprobs is not None and not body.logprobs:
         raise refused("top_logprobs", "needs logprobs. Set it.", "invalid_value")
-    found = asked.documents_of(body, settings)
-    messages = asked.messages_of(body.messages, found, settings, tools=bool(tools))
-    passages = found.passages(settings.most_documents)
+    messages, passages = conversation(body, settings, tools=bool(tools))
     method, options = asked.reading(body, lm, settings)
     options |= asked.sampling(body)
     options |= asked.answer_form(body.response_format, "response_format", bool(tools))
@@ -113,6 +113,15 @@ def read(body: ChatBody, served: Served) -> Asked:
         n=n,
         user=asked.user_of(body),
     )
+
+
+def conversation(
+    body: ChatBody, settings: Settings, *, tools: bool
+) -> tuple[list[dict[str, Any]], list[Passage]]:
+    """The messages without the documents that they bring, and these."""
+    found = asked.documents_of(body, settings)
+    messages = asked.messages_of(body.messages, found, settings, tools=tools)
+    return messages, found.passages(settings.most_documents)
 
 
 def _bias(given: Mapping[str, float], served: Served) -> list[list[Any]]:

@@ -13,11 +13,13 @@ from openai.types import responses as types
 from openai.types.responses.response_usage import InputTokensDetails, OutputTokensDetails
 from pydantic import BaseModel, ConfigDict, Field
 
+from rag_windows import Passage
 from rag_windows.server import asked, errors
 from rag_windows.server.answering import Answered, Piece
 from rag_windows.server.asked import Asked, Body, Refusals
 from rag_windows.server.errors import ApiError, refused
 from rag_windows.server.routes import Served, body_schema, event
+from rag_windows.server.settings import Settings
 
 _LOGPROBS = "message.output_text.logprobs"
 
@@ -97,12 +99,7 @@ def read(body: ResponsesBody, served: Served) -> Asked:
         raise refused("text.verbosity", told)
     definitions = [_definition(tool, f"tools[{index}]") for index, tool in _numbered(body.tools)]
     tools, choice, strict = asked.tools_of(definitions, body.tool_choice)
-    found = asked.documents_of(body, settings)
-    messages, places = _conversation(body)
-    messages = asked.messages_of(
-        messages, found, settings, tools=bool(tools), param="input", places=places
-    )
-    passages = found.passages(settings.most_documents)
+    messages, passages = conversation(body, settings, tools=bool(tools))
     method, options = asked.reading(body, lm, settings)
     options |= asked.sampling(body)
     options |= asked.answer_form(text.format, "text.format", bool(tools))
@@ -149,7 +146,17 @@ def _definition(tool: Mapping[str, Any], place: str) -> dict[str, Any]:
     return {"type": "function", "function": function}
 
 
-def _conversation(body: ResponsesBody) -> tuple[list[dict[str, Any]], list[str]]:
+def conversation(
+    body: ResponsesBody, settings: Settings, *, tools: bool
+) -> tuple[list[dict[str, Any]], list[Passage]]:
+    """The messages without the documents that they bring, and these."""
+    found = asked.documents_of(body, settings)
+    given, places = _items(body)
+    messages = asked.messages_of(given, found, settings, tools=tools, param="input", places=places)
+    return messages, found.passages(settings.most_documents)
+
+
+def _items(body: ResponsesBody) -> tuple[list[dict[str, Any]], list[str]]:
     """Messages in the form of chat completions, and where each one stands in the body."""
     messages: list[dict[str, Any]] = []
     places: list[str] = []
