@@ -160,13 +160,14 @@ class Front:
         """What all readers answer, each with its name.
 
         Raises:
-            ApiError: one of them can't be reached. One that has died holds nothing any more.
+            ApiError: one of them can't be reached.
         """
         asked = self._readers.broadcast("whole", request)
         try:
             found = await asked.results_async(
                 timeout_s=self._settings.wait_s, return_exceptions=True
             )
+            # What one that has died held is gone, and its counters are, too.
             answers = [one for one in found if not isinstance(one, ActorDiedError)]
             for one in answers:
                 if isinstance(one, Exception):

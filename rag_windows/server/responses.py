@@ -151,12 +151,12 @@ def conversation(
 ) -> tuple[list[dict[str, Any]], list[Passage]]:
     """The messages without the documents that they bring, and these."""
     found = asked.documents_of(body, settings)
-    given, places = _items(body)
+    given, places = _turns(body)
     messages = asked.messages_of(given, found, settings, tools=tools, param="input", places=places)
     return messages, found.passages(settings.most_documents)
 
 
-def _items(body: ResponsesBody) -> tuple[list[dict[str, Any]], list[str]]:
+def _turns(body: ResponsesBody) -> tuple[list[dict[str, Any]], list[str]]:
     """Messages in the form of chat completions, and where each one stands in the body."""
     messages: list[dict[str, Any]] = []
     places: list[str] = []
