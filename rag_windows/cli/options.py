@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import gc
-import glob
 import importlib
 import inspect
 import json
@@ -265,10 +264,11 @@ def fleet_options(search: SearchOptions, model: ModelOptions, **more: Any) -> Fl
     from rag_windows.fleet import FleetOptions
     from rag_windows.integration import describe
 
-    method = _method(model)
+    method, name = _method(model), model.model
     try:
         return FleetOptions(
-            model=None if model.model is None else _anywhere(model.model),
+            # A name on the Hub is no path.
+            model=_anywhere(name) if name is not None and os.path.exists(name) else name,
             device=model.device,
             dtype=model.dtype,
             method=None if method is None else describe(method),
@@ -277,6 +277,8 @@ def fleet_options(search: SearchOptions, model: ModelOptions, **more: Any) -> Fl
             docs=tuple(map(_anywhere, search.docs or ())),
             passage_words=search.passage_words,
             cache_dir=None if model.no_cache else model.cache_dir and _anywhere(model.cache_dir),
+            shared=None if model.no_cache else model.shared and _anywhere(model.shared),
+            shared_wait=model.shared_wait,
             **more,
         )
     except ValidationError as error:
@@ -284,9 +286,8 @@ def fleet_options(search: SearchOptions, model: ModelOptions, **more: Any) -> Fl
 
 
 def _anywhere(path: str) -> str:
-    """A path as processes in other folders find it; addresses, and names on the Hub, stay."""
-    there = "://" not in path and (os.path.exists(path) or glob.has_magic(path))
-    return os.path.abspath(path) if there else path
+    """A path as processes in other folders find it; addresses stay."""
+    return path if "://" in path else os.path.abspath(path)
 
 
 def _import_libraries(model: ModelOptions) -> None:

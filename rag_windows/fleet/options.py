@@ -41,6 +41,7 @@ class FleetOptions(BaseModel):
         shared: URL of the store that all readers share: ``s3://bucket/prefix``.
         shared_options: fsspec's options for it. Credentials stand better in the environment.
         shared_apart: each tenant has a folder of its own in it.
+        shared_wait: the most seconds that a request waits for it.
         replicas: readers; with ``max_replicas`` the fewest.
         max_replicas: the most readers, started as questions come in; None for a fixed number.
         gpus_per_replica: GPUs that Ray reserves for a reader.
@@ -68,6 +69,7 @@ class FleetOptions(BaseModel):
     shared: str | None = None
     shared_options: Mapping[str, Any] = Field(default_factory=dict)
     shared_apart: bool = False
+    shared_wait: float | None = Field(default=None, gt=0)
     replicas: int = Field(default=1, ge=1)
     max_replicas: int | None = Field(default=None, ge=1)
     gpus_per_replica: float = Field(default=0, ge=0)
@@ -87,21 +89,17 @@ class FleetOptions(BaseModel):
     def load_cache(self) -> PassageCache | None:
         """The passage cache of one reader; None if no place for one is named."""
         places = (self.cache_memory, self.cache_disk, self.cache_dir, self.cache_device)
-        store: dict[str, Any] = {}
-        if self.shared is not None:
-            store = {
-                "shared": self.shared,
-                "shared_options": dict(self.shared_options),
-                "shared_apart": self.shared_apart,
-            }
-        elif not any(places):
+        if not any(places) and self.shared is None:
             return None
         return PassageCache(
             memory=self.cache_memory,
             disk=self.cache_disk,
             path=self.cache_dir,
             device=self.cache_device,
-            **store,
+            shared=self.shared,
+            shared_options=self.shared_options,
+            shared_apart=self.shared_apart,
+            shared_wait=self.shared_wait,
         )
 
     def load_model(self) -> WindowedLM:

@@ -69,11 +69,8 @@ LACKS = {
     "gguf": "rag_windows.WindowedLM.from_pretrained('small.gguf')",
     "pdf": ["ask", "Who?", "--docs", "small.pdf", "--model", "tiny-reader"],
     "server": ["serve"],
-<<<<<<< HEAD
     "shared": "rag_windows_retrievers.load_documents(['s3://shelf/notes'])",
-=======
     "fleet": ["serve", "--replicas", "2"],
->>>>>>> 0174ba2 (Several readers behind one address, by Ray Serve: FleetOptions, Reader, Front, rag-windows serve --replicas)
     "eval": ["eval", "inscit", "--data", "dev.json", "--model", "tiny-reader"],
     "figures": ["calibrate", "--docs", "notes", "--model", "tiny-reader", "--plot", "heat.png"],
 }
