@@ -19,8 +19,15 @@ from rag_windows.cache.keys import fields, label_digest, salt_key
 from rag_windows.passage import Passage
 from rag_windows.request import content_label
 
-LOAD_SHARE = 0.5
-"""A question under way at a replica counts as much as this share of a question's passages."""
+LOAD_SHARE = 0.05
+"""A question under way at a replica counts as much as this share of a question's passages.
+
+One of twenty passages: from 0.01 to 0.1 simulated fleets encode and wait about the same, and above
+that they give up what is resident for differences of load that do not last.
+"""
+
+SENT_S = 5.0
+"""Seconds for which a passage that was sent to a replica is taken to be there, or on its way."""
 
 BOUND = 1.25
 """Of the mean load: replicas above it are passed over by the routings that do not look at load."""
@@ -54,6 +61,28 @@ class Replica:
     name: str
     held: Set[int]
     load: float
+
+
+class Held:
+    """What a replica holds, as far as a router knows: what it published last, and was sent lately.
+
+    Without the latter a router sends questions about something new here and there until the first
+    of them is published. `numbers` is a `Replica.held`; times are seconds of any one clock.
+    """
+
+    def __init__(self) -> None:
+        self.numbers: set[int] = set()
+        self._sent: dict[int, float] = {}
+
+    def published(self, numbers: Iterable[int], now: float) -> None:
+        """Take over what the replica says."""
+        self._sent = {one: at for one, at in self._sent.items() if now - at < SENT_S}
+        self.numbers = {*numbers, *self._sent}
+
+    def sent(self, numbers: Iterable[int], now: float) -> None:
+        """A question with these passages goes there."""
+        self._sent |= dict.fromkeys(numbers, now)
+        self.numbers |= self._sent.keys()
 
 
 Routing = Callable[[Question, Sequence[Replica]], list[int]]

@@ -108,9 +108,23 @@ def test_load_is_bounded_where_a_hash_chooses(name: str) -> None:
 
 def test_what_is_resident_outweighs_load_up_to_its_share() -> None:
     question = Question((1, 2, 3, 3), (100, 100, 100, 100), 0)
-    idle, busy = Replica("idle", frozenset(), 0.0), Replica("busy", frozenset({3, 9}), 0.9)
+    most = 0.5 / routing.LOAD_SHARE  # of questions more, for half of the passages
+    idle, busy = Replica("idle", frozenset(), 0.0), Replica("busy", frozenset({3, 9}), 0.9 * most)
     assert names("resident", question, [idle, busy]) == ["busy", "idle"]
-    assert names("resident", question, [idle, replace(busy, load=1.1)]) == ["idle", "busy"]
+    assert names("resident", question, [idle, replace(busy, load=1.1 * most)]) == ["idle", "busy"]
+
+
+def test_what_was_sent_counts_as_held_until_the_replica_had_time_to_publish_it() -> None:
+    known = routing.Held()
+    known.sent((1, 2), now=10.0)
+    assert known.numbers == {1, 2}
+    known.published({3}, now=11.0)  # before it has encoded what was sent
+    known.sent((4,), now=13.0)
+    assert known.numbers == {1, 2, 3, 4}
+    known.published({1, 3}, now=10.0 + routing.SENT_S)  # it did not keep 2
+    assert known.numbers == {1, 3, 4}
+    known.published((), now=100.0)
+    assert known.numbers == set()
 
 
 def test_random_takes_the_less_loaded_of_two_and_can_be_seeded() -> None:
