@@ -26,7 +26,7 @@ OFFLINE := HF_HUB_OFFLINE=1 TRANSFORMERS_OFFLINE=1 TOKENIZERS_PARALLELISM=false
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test check dist test-dist timing lint format docs docs-serve figures faults bench bench-report bench-cache bench-serve gpu gpu-report train train-learner evaluate judge install clean
+.PHONY: help demo test check dist test-dist timing lint format docs docs-serve figures faults bench bench-report bench-cache bench-serve bench-serve-fleet gpu gpu-report train train-learner evaluate judge install clean
 
 help: ## show this list
 	@grep -E '^[a-z-]+:.*## ' $(firstword $(MAKEFILE_LIST)) | sed 's/:.*## /\t/' | expand -t 16
@@ -93,6 +93,9 @@ bench-cache: $(VENV)/.dev ## what the passage cache's policy keeps: 2 minutes (A
 
 bench-serve: $(VENV)/.dev ## the server under load, with clients that leave and kills: 3 minutes (ARGS="--questions 20")
 	$(OFFLINE) $(BIN)/python -m benchmarks.serve $(ARGS)
+
+bench-serve-fleet: $(VENV)/.dev ## three replicas and a store under load, with kills, and ways of routing: 10 minutes (ARGS="--questions 50")
+	$(OFFLINE) $(BIN)/python -m benchmarks.serve_fleet $(ARGS)
 
 gpu: ## what a first hour with a GPU should tell, in stages of 8 minutes (STAGE=parity, FRESH=1, PYTHON_GPU=)
 	@$(PYTHON_GPU) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \

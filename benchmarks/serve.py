@@ -19,6 +19,7 @@ import argparse
 import asyncio
 import itertools
 import json
+import os
 import random
 import signal
 import socket
@@ -27,11 +28,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import httpx
 
@@ -40,6 +41,7 @@ from rag_windows.benchmark.result import table
 from rag_windows.samples import sample_questions, samples_path
 from rag_windows_retrievers import BM25Retriever, load_documents, split_documents
 
+Q = TypeVar("Q", bound="Question")
 CHAT = "/v1/chat/completions"
 END = 2
 """The token with which an answer of this model ends."""
@@ -59,13 +61,15 @@ class Question:
     answer: str
     weights: list[float]
     long: bool = False
+    streamed: bool = True
 
     def body(self, **options: Any) -> dict[str, Any]:
-        """The same as a streamed request."""
+        """The same as a request."""
         messages = [{"role": "user", "content": self.text}]
         body = {"model": "tiny-reader", "messages": messages, "documents": self.passages}
         longer = _longer(LONG_TOKENS) if self.long else {}
-        return {**body, "temperature": 0, "stream": True, **longer, **options}
+        told = {"stream_options": {"include_usage": True}} if self.streamed else {}
+        return {**body, "temperature": 0, "stream": self.streamed, **told, **longer, **options}
 
 
 def _longer(tokens: int) -> dict[str, Any]:
@@ -81,7 +85,8 @@ class Run:
         first_s: of each answered question, from the last try until the first text.
         wrong: answers whose text or weights are not those of `generate`.
         lost: questions without an answer.
-        again: questions that were asked once more, because a connection broke.
+        again: questions that were asked once more, because a try failed.
+        failed: why tries failed, and how many for each reason.
         left: clients that left in the middle of an answer.
         kills: of the server.
         back_s: after each kill, until the server was ready again.
@@ -97,6 +102,7 @@ class Run:
     wrong: int = 0
     lost: int = 0
     again: int = 0
+    failed: dict[str, int] = field(default_factory=dict)
     left: int = 0
     kills: int = 0
     back_s: list[float] = field(default_factory=list)
@@ -124,47 +130,66 @@ def questions(count: int) -> dict[bool, list[Question]]:
     lm = WindowedLM.from_pretrained("tiny-reader", device_map="cpu")
     texts = [one.text for one in corpus.passages]
     made: dict[bool, list[Question]] = {False: [], True: []}
-    longer: dict[str, Any] = {"max_new_tokens": LONG_TOKENS, "sequence_bias": [[[END], -100.0]]}
     for number, text in enumerate(itertools.islice(itertools.cycle(sample_questions()), count)):
         shared = [one.text for one in corpus.retrieve(text, 4)]  # fewer where no more fit
         others = rng.sample([one for one in texts if one not in shared], 8 - len(shared))
         own = [f"Letter {number}, page {page}. {one}" for page, one in enumerate(others, 1)]
         passages = rng.sample(shared + own, len(shared + own))
         for long in (False, True):
-            options = longer if long else {}
-            answer = lm.generate(text, passages, do_sample=False, **options)
-            weights = [one.mass for one in answer.citations or ()]
-            made[long].append(Question(text, passages, answer.text, weights, long))
+            made[long].append(with_answer(lm, Question(text, passages, "", [], long)))
     return made
 
 
-class Server:
-    """`rag-windows serve` in a process of its own, over one folder of the passage cache."""
+def with_answer(lm: WindowedLM, question: Q) -> Q:
+    """The same question with what `generate` answers."""
+    longer: dict[str, Any] = {"max_new_tokens": LONG_TOKENS, "sequence_bias": [[[END], -100.0]]}
+    options = longer if question.long else {}
+    answer = lm.generate(question.text, question.passages, do_sample=False, **options)
+    weights = [one.mass for one in answer.citations or ()]
+    return replace(question, answer=answer.text, weights=weights)
 
-    def __init__(self, cache: Path) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            self.port = free.getsockname()[1]
+
+def free_port() -> int:
+    """A port on which nobody listens."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return free.getsockname()[1]
+
+
+class Server:
+    """`rag-windows serve` in a process of its own.
+
+    Args:
+        options: of the command.
+        environment: variables beside those of this process.
+        log: file for what it prints; by default nobody reads that.
+    """
+
+    def __init__(
+        self,
+        *options: str,
+        environment: Mapping[str, str] | None = None,
+        log: Path = Path(os.devnull),
+    ) -> None:
+        self.port = free_port()
         self.address = f"http://127.0.0.1:{self.port}"
         self.peak_mib = 0.0
-        self._cache = cache
+        program = str(Path(sys.executable).with_name("rag-windows"))
+        self._command = [program, "serve", "--port", str(self.port), "--device=cpu", *options]
+        self._environment = {**os.environ, **(environment or {})}
+        self._log = log
+
+    @property
+    def pid(self) -> int:
+        """Of the process."""
+        return self._process.pid
 
     async def start(self) -> float:
         """Start it; seconds until it is ready."""
         begun = time.monotonic()
-        program = Path(sys.executable).with_name("rag-windows")
-        self._process = subprocess.Popen(  # noqa: S603 - our own command
-            [
-                program,
-                "serve",
-                "--port",
-                str(self.port),
-                "--cache-dir",
-                self._cache,
-                "--device=cpu",
-            ],
-            stderr=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-        )
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(  # noqa: S603 - our own command
+                self._command, env=self._environment, stderr=log, stdout=log
+            )
         async with httpx.AsyncClient(base_url=self.address) as client:
             while True:
                 with suppress(httpx.TransportError):
@@ -185,45 +210,97 @@ class Server:
         return time.monotonic() - begun
 
 
-async def answered(client: httpx.AsyncClient, question: Question, run: Run) -> None:
-    """Ask until there is an answer, and note how it was."""
+class Failed(Exception):
+    """A try to get an answer ended without one; the text says why."""
+
+
+@dataclass
+class Answer:
+    """What came back.
+
+    Attributes:
+        told: the message, or a stream's last delta: citations, and how windows were read.
+        begun: when it was asked for, by the monotonic clock.
+        first_s, whole_s: from then to the first text and to the end.
+    """
+
+    text: str
+    told: Mapping[str, Any]
+    usage: Mapping[str, Any]
+    headers: Mapping[str, str]
+    begun: float
+    first_s: float
+    whole_s: float
+
+
+async def answered(client: httpx.AsyncClient, question: Question, run: Run) -> Answer | None:
+    """Ask until there is an answer, and note how it was; None if it is lost."""
     until = time.monotonic() + LONG_S
     for number in itertools.count():
         run.again += number == 1
-        begun, first_s, text, last = time.monotonic(), None, "", None
-        with suppress(httpx.TransportError):
-            async with client.stream("POST", CHAT, json=question.body()) as answer:
-                async for line in answer.aiter_lines():
-                    if not line.startswith("data: {"):
-                        if line == "data: [DONE]" and last is not None:
-                            _compare(question, text, last["citations"], run)
-                            run.first_s.append(first_s or time.monotonic() - begun)
-                            return
-                        continue
-                    event = json.loads(line.removeprefix("data: "))
-                    if "error" in event:
-                        break
-                    delta = event["choices"][0]["delta"]
-                    text += delta.get("content") or ""
-                    if first_s is None and text:
-                        first_s = time.monotonic() - begun
-                    last = delta if event["choices"][0]["finish_reason"] else None
+        try:
+            answer = await (_streamed if question.streamed else _whole)(client, question)
+            _note(question, answer, run)
+            return answer
+        except (httpx.TransportError, Failed) as error:
+            why = str(error) if isinstance(error, Failed) else type(error).__name__
+            run.failed[why] = run.failed.get(why, 0) + 1
         if time.monotonic() > until:
-            run.lost += 1
-            return
+            break
         await asyncio.sleep(0.1)
+    run.lost += 1
+    return None
 
 
-def _compare(question: Question, text: str, citations: Sequence[Any], run: Run) -> None:
-    found = [one["weight"] for one in citations]
-    off = max(abs(a - b) for a, b in zip(found, question.weights, strict=True))
+async def _streamed(client: httpx.AsyncClient, question: Question) -> Answer:
+    begun, first_s, text = time.monotonic(), None, ""
+    last: Mapping[str, Any] | None = None
+    usage: Mapping[str, Any] = {}
+    async with client.stream("POST", CHAT, json=question.body()) as answer:
+        if answer.status_code != 200:
+            raise Failed(f"status {answer.status_code}")
+        async for line in answer.aiter_lines():
+            if line == "data: [DONE]" and last is not None:
+                whole_s = time.monotonic() - begun
+                first_s = first_s or whole_s
+                return Answer(text, last, usage, answer.headers, begun, first_s, whole_s)
+            if not line.startswith("data: {"):
+                continue
+            event = json.loads(line.removeprefix("data: "))
+            if "error" in event:
+                raise Failed(f"an error {'within' if text else 'instead of'} the stream")
+            usage = event.get("usage") or usage
+            for choice in event["choices"]:
+                text += choice["delta"].get("content") or ""
+                if first_s is None and text:
+                    first_s = time.monotonic() - begun
+                last = choice["delta"] if choice["finish_reason"] else None
+    raise Failed("a stream without an end")
+
+
+async def _whole(client: httpx.AsyncClient, question: Question) -> Answer:
+    begun = time.monotonic()
+    answer = await client.post(CHAT, json=question.body())
+    if answer.status_code != 200:
+        raise Failed(f"status {answer.status_code}")
+    body = answer.json()
+    told = body["choices"][0]["message"]
+    whole_s = time.monotonic() - begun
+    return Answer(told["content"], told, body["usage"], answer.headers, begun, whole_s, whole_s)
+
+
+def _note(question: Question, answer: Answer, run: Run) -> None:
+    found, right = [one["weight"] for one in answer.told["citations"]], question.weights
+    whole = answer.text == question.answer and len(found) == len(right)
+    off = max(abs(a - b) for a, b in zip(found, right, strict=True)) if whole else 0.0
     run.weight_off = max(run.weight_off, off)
-    run.wrong += text != question.answer or off > TOLERANCE
+    run.wrong += not whole or off > TOLERANCE
+    run.first_s.append(answer.first_s)
 
 
 async def leaves(client: httpx.AsyncClient, question: Question, streamed: bool, run: Run) -> None:
     """Ask for a long answer, and leave in its middle."""
-    body = question.body(stream=streamed, **_longer(400))
+    body = replace(question, streamed=streamed).body(**_longer(400))
     with suppress(httpx.TransportError):
         if not streamed:
             try:
@@ -240,7 +317,7 @@ async def load(
     run: Run, asked: Sequence[Question], folder: Path, leaving: bool = False, kills: int = 0
 ) -> Server:
     """Ask all questions, so many at a time; the server still runs."""
-    server = Server(Path(tempfile.mkdtemp(dir=folder)))
+    server = Server("--cache-dir", tempfile.mkdtemp(dir=folder))
     await server.start()
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=run.clients)
     async with httpx.AsyncClient(base_url=server.address, timeout=LONG_S, limits=limits) as client:
