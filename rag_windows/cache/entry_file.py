@@ -26,7 +26,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
-import numpy as np
 import torch
 import xxhash
 from pydantic import BaseModel, ConfigDict, Field
@@ -202,16 +201,16 @@ def opened(path: str, key: str) -> Iterator[OpenFile]:
         raise
 
 
-def opened_image(image: bytes, key: str) -> OpenFile:
-    """What `opened` gives of a file, of its bytes."""
+def opened_image(image: bytes, key: str, *, whole: bool) -> OpenFile:
+    """What `opened` gives of a file, of its bytes, or of the first ones with all of its header."""
 
     def fill(into: memoryview, offset: int) -> None:
-        part = np.frombuffer(image, np.uint8)[offset : offset + len(into)]
+        part = memoryview(image)[offset : offset + len(into)]
         if len(part) != len(into):
             raise FormatError("the file ends too early.")
-        np.frombuffer(into, np.uint8)[:] = part  # without the GIL
+        into[:] = part
 
-    return _proved(fill, len(image), key)
+    return _proved(fill, len(image), key, whole=whole)
 
 
 def read_entry(file: OpenFile, store: str, room: torch.Tensor | None = None) -> Entry:
@@ -222,16 +221,17 @@ def read_entry(file: OpenFile, store: str, room: torch.Tensor | None = None) -> 
             room = torch.empty(size, dtype=torch.uint8)
         except RuntimeError as error:  # torch's way to say that there is no memory
             raise OSError(errno.ENOMEM, "no memory for a cached window") from error
-    read_payload(file, room.numpy().data)
+    prove_payload(file, room.numpy().data, file.fill)
     return entry_in(file, store, room)
 
 
-def read_payload(file: OpenFile, into: memoryview) -> None:
-    """Read the payload and prove it; no tensor is touched."""
+def prove_payload(file: OpenFile, payload: memoryview, fill: Fill | None = None) -> None:
+    """Prove a payload right, which is there or is filled in first; no tensor is touched."""
     digest, size = xxhash.xxh3_128(), len(file.payload)
     for at in range(0, size, _CHUNK_BYTES):
-        chunk = into[at : min(at + _CHUNK_BYTES, size)]
-        file.fill(chunk, file.payload.start + at)
+        chunk = payload[at : min(at + _CHUNK_BYTES, size)]
+        if fill is not None:
+            fill(chunk, file.payload.start + at)
         digest.update(chunk)
     if digest.hexdigest() != file.note.digest[1]:
         raise FormatError("the payload's digest is wrong.")
@@ -283,7 +283,7 @@ def header_length(start: bytes) -> int:
     return length
 
 
-def _proved(fill: Fill, size: int, key: str, **more: Any) -> OpenFile:
+def _proved(fill: Fill, size: int, key: str, *, whole: bool = True, **more: Any) -> OpenFile:
     head = bytearray(min(size, _FIRST_BYTES))
     fill(memoryview(head), 0)
     length = header_length(bytes(head[:LENGTH_BYTES]))
@@ -291,7 +291,8 @@ def _proved(fill: Fill, size: int, key: str, **more: Any) -> OpenFile:
     fill(memoryview(rest), len(head))
     note, tensors = read_header(bytes((head + rest)[:length]), key)
     payload = range(length, length + max((one.data_offsets[1] for one in tensors), default=0))
-    if size != payload.stop or note.tokens > len(payload):
+    right = size == payload.stop if whole else size <= payload.stop
+    if not right or note.tokens > len(payload):
         raise FormatError("the file's length is wrong.")
     return OpenFile(fill, note, tensors, payload, **more)
 

@@ -27,6 +27,7 @@ from tests.rag_windows.cache.shared_cases import between, fresh, labelled
 ROUNDS = 1000 if FULL else 150
 WITHIN_S = 0.01
 NUMBERS = range(12)
+TOKENS = 60
 
 
 class StoreError(Exception):
@@ -111,13 +112,19 @@ def never_left_alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         time.sleep(0.01)
 
 
-def test_the_tier_gives_right_entries_or_none() -> None:
+def in_parts(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    """In every second round entries are read in parts."""
+    monkeypatch.setattr(module, "_PART_BYTES", 2048 if number % 2 else 8 << 20)
+
+
+def test_the_tier_gives_right_entries_or_none(monkeypatch: pytest.MonkeyPatch) -> None:
     store, tier = Unreliable(1), SharedTier(fresh())
     between(tier, store)
     draw = random.Random(2)
     found, slowest = 0, 0.0
     for number in range(ROUNDS):
         store.dead = number % 100 > 94
+        in_parts(monkeypatch, number)
         asked = draw.sample(NUMBERS, 3)
         begun = time.perf_counter()
         got = tier.get_many([key_of(one) for one in asked], within_s=WITHIN_S)
@@ -125,10 +132,10 @@ def test_the_tier_gives_right_entries_or_none() -> None:
         for one in asked:
             entry = got.get(key_of(one))
             if entry is not None:
-                assert right(entry, one)
+                assert right(entry, one, TOKENS)
                 found += 1
             elif draw.random() < 0.5:
-                tier.put(key_of(one), labelled(one))
+                tier.put(key_of(one), labelled(one, TOKENS))
     assert found > ROUNDS / 2
     assert slowest < 2
     assert min(store.faults.values()) > ROUNDS / 50
@@ -149,7 +156,7 @@ PREFIX = tuple(range(10, 15))
 WINDOWS = [tuple(range(20 + 3 * one, 24 + 4 * one)) for one in NUMBERS]
 
 
-def test_requests_get_right_windows_from_many_machines() -> None:
+def test_requests_get_right_windows_from_many_machines(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each round is a machine that has just started: all that it does not encode, it reads."""
     store, url = Unreliable(3), fresh()
     draw = random.Random(4)
@@ -157,6 +164,7 @@ def test_requests_get_right_windows_from_many_machines() -> None:
     hits = encoded = 0
     for number in range(ROUNDS):
         store.dead = number % 100 > 94
+        in_parts(monkeypatch, number)
         cache = PassageCache("100kB", shared=url, shared_wait=WITHIN_S)
         between(cache, store)
         lm = model.with_cache(cache)

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from rag_windows import CacheError, InputError, MissingExtraError, Passage, PassageCache, WindowedLM
+from rag_windows.cache import shared as module
 from rag_windows.cache.encoder import CachedEncoder
 from rag_windows.cache.shared import Pauses, SharedTier
 from tests.rag_windows import small
@@ -97,6 +98,23 @@ def test_what_one_machine_encoded_the_others_read(place: dict[str, Any]) -> None
     assert second.cache.verify() == (5, 0)
     assert 'tier_hits_total{tier="shared"} 5\n' in second.cache.metrics()
     assert 'tier_bytes{tier="shared"}' not in second.cache.metrics()
+
+
+def test_large_entries_are_read_in_parts(
+    monkeypatch: pytest.MonkeyPatch, place: dict[str, Any]
+) -> None:
+    monkeypatch.setattr(module, "_PART_BYTES", 1 << 15)
+    tier = SharedTier(str(place["shared"]), place.get("shared_options"))
+    sizes = [5, 400, 1600, 3000]
+    for tokens in sizes:
+        assert tier.put(key_of(tokens), labelled(tokens, tokens))
+    told: list[str] = []
+    between(tier, calls(told))
+    found = tier.get_many([key_of(tokens) for tokens in sizes])
+    assert len(found) == 4
+    assert all(right(found[key_of(tokens)], tokens, tokens) for tokens in sizes)
+    assert told == ["cat_file"] * (1 + 1 + 4 + 8)
+    assert tier.verify() == (4, 0)
 
 
 def test_a_passage_is_forgotten_by_any_of_its_ids_on_every_machine(place: dict[str, Any]) -> None:
