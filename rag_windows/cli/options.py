@@ -206,6 +206,10 @@ class ModelOptions:
             "Longest wait of a request for the shared store. Default: as long as encoding takes.",
         ),
     ] = None
+    shared_apart: Annotated[
+        bool,
+        flag("--shared-apart", "Give each tenant a folder of its own in the shared store."),
+    ] = False
     no_cache: Annotated[bool, flag("--no-cache", "Neither read nor write the passage cache.")] = (
         False
     )
@@ -279,6 +283,7 @@ def fleet_options(search: SearchOptions, model: ModelOptions, **more: Any) -> Fl
             cache_dir=None if model.no_cache else model.cache_dir and _anywhere(model.cache_dir),
             shared=None if model.no_cache else model.shared and _anywhere(model.shared),
             shared_wait=model.shared_wait,
+            shared_apart=model.shared_apart,
             **more,
         )
     except ValidationError as error:
@@ -402,7 +407,8 @@ def _cache(model: ModelOptions) -> PassageCache | None:
 
     if model.no_cache:
         return None
-    store: dict[str, Any] = {"shared": model.shared, "shared_wait": model.shared_wait}
+    names = ("shared", "shared_wait", "shared_apart")
+    store: dict[str, Any] = {name: getattr(model, name) for name in names}
     if model.cache_memory is not None:
         return PassageCache(memory=model.cache_memory, **store)
     try:

@@ -10,10 +10,10 @@ from typing import Any
 from fastapi import APIRouter, Request
 from pydantic import BaseModel, ConfigDict, Field
 
-from rag_windows import CancelledGenerationError, PassageCache
+from rag_windows import CacheError, CancelledGenerationError, PassageCache
 from rag_windows.server.answering import until_left
 from rag_windows.server.documents import passages_in
-from rag_windows.server.errors import ApiError, refused
+from rag_windows.server.errors import ApiError, busy, refused
 from rag_windows.server.keys import Tenant
 from rag_windows.server.routes import Served, body_schema
 
@@ -77,7 +77,10 @@ def routes(served: Served) -> APIRouter:
     @router.delete("/v1/passages/{id:path}", summary="Forget a passage's or document's windows")
     async def forget(id: str, request: Request) -> dict[str, object]:
         found = cache(served.operator(request))
-        removed = await asyncio.to_thread(found.invalidate, [id])
+        try:
+            removed = await asyncio.to_thread(found.invalidate, [id])
+        except CacheError as error:  # the shared store: what is here is gone
+            raise busy(503, str(error), 5) from error
         return {"object": "passages.deleted", "id": id, "deleted": removed}
 
     return router

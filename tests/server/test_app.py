@@ -20,6 +20,8 @@ from rag_windows.batching.loop import BatchLoop
 from rag_windows.server import Keys, Settings, create_app
 from rag_windows.server.answering import Answering
 from rag_windows_retrievers import BM25Retriever
+from tests.rag_windows.cache.shared_cases import between, failing
+from tests.rag_windows.cache.shared_cases import fresh as fresh_store
 from tests.server.conftest import asking
 from tests.server.test_chat import DOCUMENTS, QUESTION, ask, body
 
@@ -114,6 +116,21 @@ async def test_tenants_share_forward_passes_and_no_windows(
     repeated = [again.generate(QUESTION, DOCUMENTS, max_new_tokens=1) for _ in range(2)][1]
     for tenant in range(3):
         assert sum(cached[tenant::3]) <= repeated.usage.cached_tokens
+
+
+async def test_an_operator_is_told_when_the_shared_store_can_not_forget(lm: WindowedLM) -> None:
+    lm = lm.with_cache(PassageCache("64MiB", shared=fresh_store()))
+    async with asking(create_app(lm, Settings())) as client:
+        await client.post("/v1/passages/warm", json={"documents": DOCUMENTS})
+        assert (await client.delete("/v1/passages/z")).json()["deleted"] == 1
+        between(lm.cache, failing(ConnectionError("nobody there")))
+        answer = await client.delete("/v1/passages/z")
+        assert answer.status_code == 503
+        assert "nobody there" in answer.json()["error"]["message"]
+        assert (
+            'rag_windows_cache_tier_stored_total{tier="shared"} 3'
+            in (await client.get("/metrics")).text
+        )
 
 
 async def test_warm_and_forget(fresh: WindowedLM, corpus: BM25Retriever) -> None:

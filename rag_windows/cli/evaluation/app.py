@@ -109,7 +109,7 @@ class Asking(ModelOptions):
 
 _NO_OPTIONS = (
     *("method", "rag_temperature", "rag_scale"),
-    *("cache_dir", "shared", "shared_wait", "no_cache"),
+    *("cache_dir", "shared", "shared_wait", "shared_apart", "no_cache"),
 )
 """Of a model that evaluations take from --methods, or not at all."""
 
