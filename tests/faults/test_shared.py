@@ -5,11 +5,14 @@ Must show: no wrong window, no error, no request that waits for long.
 
 from __future__ import annotations
 
+import os
 import random
+import signal
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from functools import cache
+from functools import cache, partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,13 +24,14 @@ from rag_windows.cache.shared import SharedTier
 from rag_windows.kv import Window
 from rag_windows.prefill import ToEncode, complete
 from tests.rag_windows import small
-from tests.rag_windows.cache.disk_cases import FULL, key_of, right
+from tests.rag_windows.cache.disk_cases import FULL, end_of, in_child, key_of, right
 from tests.rag_windows.cache.shared_cases import between, fresh, labelled
 
 ROUNDS = 1000 if FULL else 150
 WITHIN_S = 0.01
 NUMBERS = range(12)
 TOKENS = 60
+OPERATIONS = 2000 if FULL else 100
 
 
 class StoreError(Exception):
@@ -184,3 +188,40 @@ def test_requests_get_right_windows_from_many_machines(monkeypatch: pytest.Monke
     assert hits > ROUNDS / 2
     assert encoded > ROUNDS / 2
     assert min(store.faults.values()) > ROUNDS / 50
+
+
+def mixed_operations(folder: Path, seed: int) -> None:
+    draw, tier = random.Random(seed), SharedTier(str(folder))
+    for number in range(OPERATIONS):
+        one, chance = draw.choice(NUMBERS), draw.random()
+        if chance < 0.5:
+            asked = [one, *draw.sample(NUMBERS, 2)]
+            for key, entry in tier.get_many([key_of(number) for number in asked]).items():
+                assert right(entry, next(one for one in asked if key_of(one) == key))
+        elif chance < 0.9:
+            assert tier.put(key_of(one), labelled(one))
+        elif chance < 0.98:
+            tier.remove([key_of(one)])
+        elif number % 2:
+            tier.prune(time.time())
+        else:
+            assert tier.verify()[1] == 0
+    stats = tier.stats()
+    assert stats.quarantined == stats.failed == stats.late == 0
+
+
+def test_processes_share_a_folder_and_one_of_them_is_killed(tmp_path: Path) -> None:
+    """Nobody sees half a file, and what the dead leave behind goes."""
+    children = [in_child(partial(mixed_operations, tmp_path, seed)) for seed in range(4)]
+    time.sleep(0.2)
+    os.kill(children[0], signal.SIGKILL)
+    assert [end_of(child) for child in children] == [-signal.SIGKILL, 0, 0, 0]
+    tier = SharedTier(str(tmp_path))
+    tier.prune(time.time() + 100_000)
+    held = {path.name for path in tmp_path.rglob("*") if path.is_file()}
+    assert not [name for name in held if name.endswith(".tmp") and "safetensors" in name]
+    for number in NUMBERS:
+        tier.put(key_of(number), labelled(number))
+    found = tier.get_many([key_of(number) for number in NUMBERS])
+    assert all(right(found[key_of(number)], number) for number in NUMBERS)
+    assert tier.verify() == (len(NUMBERS), 0)

@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -278,6 +279,70 @@ def test_a_request_waits_no_longer_than_encoding_takes(monkeypatch: pytest.Monke
     assert fingerprint is not None
     patient.cache.measured(fingerprint, 1, 10.0)
     assert ask(patient) == (5, 0)
+
+
+def test_requests_for_the_same_windows_read_them_once() -> None:
+    place = {"shared": fresh()}
+    ask(machine(place))
+    lm = machine(place)
+    told: list[str] = []
+
+    def act(name: str, plain: Any, *given: Any, **options: Any) -> Any:
+        told.append(name)
+        time.sleep(0.05)
+        return plain(*given, **options)
+
+    between(lm.cache, act)
+    wanted = expected(PASSAGES)
+    with ThreadPoolExecutor(8) as threads:
+        asked = [
+            threads.submit(lm.generate, "What?", PASSAGES, max_new_tokens=2) for _ in "12345678"
+        ]
+        assert all(tuple(one.result(60).token_ids) == wanted for one in asked)
+    assert told == ["cat_file"] * 5
+
+
+def test_who_waits_for_the_store_keeps_no_other_row_of_the_batch_waiting() -> None:
+    place = {"shared": fresh()}
+    ask(machine(place))
+    lm = machine(place)
+    lm.generate("What?", [PASSAGES[0]], max_new_tokens=1)
+    answered, asked_store = threading.Event(), threading.Event()
+
+    def until_answered(name: str, plain: Any, *given: Any, **options: Any) -> Any:
+        asked_store.set()
+        assert answered.wait(30)
+        return plain(*given, **options)
+
+    between(lm.cache, until_answered)
+    with lm.scheduler() as scheduler:
+        waiting = scheduler.submit({"query": "What?", "passages": PASSAGES, "max_new_tokens": 2})
+        assert asked_store.wait(30)
+        other = scheduler.submit({"query": "Who?", "passages": PASSAGES[:1], "max_new_tokens": 20})
+        assert other.result(15).token_ids
+        assert not waiting.done()
+        answered.set()
+        assert tuple(waiting.result(30).token_ids) == expected(PASSAGES)
+
+
+def test_what_is_forgotten_while_it_is_read_does_not_stay() -> None:
+    place = {"shared": fresh()}
+    ask(machine(place))
+    lm = machine(place)
+    assert lm.cache is not None
+    cache, once = lm.cache, threading.Lock()
+
+    def forget(name: str, plain: Any, *given: Any, **options: Any) -> Any:
+        found = plain(*given, **options)
+        if name == "cat_file" and once.acquire(blocking=False):
+            assert cache.invalidate(["1", "2"]) == 2
+        return found
+
+    between(cache, forget)
+    ask(lm)
+    assert cache.memory is not None
+    assert not cache.memory.keys_with(cache.digests(["1", "2"]))
+    assert SharedTier(place["shared"]).keys_with(cache.digests(["1", "2"])) == []
 
 
 def test_reads_run_beside_each_other() -> None:
