@@ -49,8 +49,8 @@ from rag_windows.threads import Lock, in_children
 
 logger = logging.getLogger(__name__)
 
-OPERATOR_S = 600.0
-"""How long a command waits for the store; requests have deadlines of their own."""
+OPERATOR_S = 60.0
+"""How long a command waits for the store's next answer; requests have deadlines of their own."""
 
 _AT_ONCE, _MOST_THREADS = 16, 256  # calls of one request; of all, those included that hang
 _STRIKES = 3  # requests in a row that the store failed, before it is left alone
@@ -245,8 +245,8 @@ class _Rest(Generic[T]):
         self, parts: Sequence[Callable[[], None]], end: Callable[[Exception | None], T]
     ) -> None:
         self.parts, self._end = parts, end
-        self._left, self._error = len(parts), None
-        self._lock = threading.Lock()
+        self._left, self._lock = len(parts), threading.Lock()
+        self._error: Exception | None = None
 
     def do(self, part: Callable[[], None]) -> bool:
         """Do a part; whether it was the last one."""
@@ -280,7 +280,7 @@ class _Calls(Generic[T]):
         self._jobs: deque[Callable[[], None]] = deque()
         self._landed: queue.SimpleQueue[tuple[str, T]] = queue.SimpleQueue()
         self._threads, self._closed = 0, False
-        self.outstanding = len(things)
+        self.outstanding, self._within_s = len(things), within_s
         self.deadline = time.monotonic() + within_s
         if not self._add([partial(self._begin, thing) for thing in things]):
             self.deadline = time.monotonic()
@@ -338,17 +338,13 @@ class _Calls(Generic[T]):
             self.outstanding -= 1
             yield one
 
-    def all(self) -> dict[str, T]:
-        """What comes until the deadline."""
-        found: dict[str, T] = {}
+    def all(self) -> Iterator[tuple[str, T]]:
+        """All that comes, unless nothing comes for as long as the deadline was away at first."""
         with contextlib.suppress(queue.Empty):
             while self.outstanding:
-                left_s = max(0.0, self.deadline - time.monotonic())
-                thing, told = self._landed.get(timeout=left_s)
-                found[thing] = told
+                yield self._landed.get(timeout=self._within_s if self._threads else 0)
                 self.outstanding -= 1
         self.close()
-        return found
 
     def close(self) -> None:
         """Begin no further call."""
@@ -587,7 +583,7 @@ class SharedTier(Tier):
                 return None
 
         self.remote.system.invalidate_cache()
-        told = _Calls(self.remote, there, asked, OPERATOR_S).all()
+        told = dict(_Calls[bool | None](self.remote, there, asked, OPERATOR_S).all())
         if all(told.get(key) is None for key in asked):
             self.remote.read_failed("it does not say what it has")
             return None
@@ -804,15 +800,20 @@ class SharedTier(Tier):
             except Exception as error:  # noqa: BLE001 - each store's library has errors of its own
                 return error
 
-        told = _Calls(self.remote, attempt, list(things), OPERATOR_S).all()
-        failed = [one for one in told.values() if isinstance(one, Exception)]
-        if failed or len(told) < len(things):
-            reason = _told(failed[0]) if failed else "it does not answer"
+        calls = _Calls[T | Exception](self.remote, attempt, list(things), OPERATOR_S)
+        found: dict[str, T] = {}
+        reason = "it does not answer"
+        for thing, one in calls.all():
+            if isinstance(one, Exception):
+                reason = _told(one)
+            else:
+                found[thing] = one
+        if len(found) < len(things):
             raise CacheError(
                 f"The shared store {self.remote.name} can't be used: {reason}. Repeat this when it "
                 "can be reached."
             )
-        return {thing: one for thing, one in told.items() if not isinstance(one, Exception)}
+        return found
 
     def _delete(self, paths: Sequence[str]) -> None:
         chunks = {str(at): paths[at : at + _CHUNK] for at in range(0, len(paths), _CHUNK)}
