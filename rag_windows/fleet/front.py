@@ -20,16 +20,25 @@ from prometheus_client.registry import Collector
 from ray import serve
 from ray.exceptions import ActorDiedError, RayError, RayTaskError
 from ray.serve import Application
+from ray.serve.config import RequestRouterConfig
 from ray.serve.exceptions import DeploymentUnavailableError
 from ray.serve.handle import DeploymentHandle
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from rag_windows.errors import InputError
+from rag_windows import InputError, Passage, RagWindowsError
 from rag_windows.fleet.options import FleetOptions
 from rag_windows.fleet.reader import ACCEPTED, Reader, Relayed
+from rag_windows.fleet.router import PUBLISH_S, Router
+from rag_windows.fleet.routing import Question, home_of, passage_number
+from rag_windows.server import chat, responses
+from rag_windows.server.answering import searched
+from rag_windows.server.asked import Body, top_k
+from rag_windows.server.chat import ChatBody
 from rag_windows.server.errors import ApiError, busy, internal, log_failure
 from rag_windows.server.keys import Tenant
+from rag_windows.server.responses import ResponsesBody
+from rag_windows.server.routes import read_body
 
 _log = logging.getLogger("rag_windows.fleet")
 
@@ -38,6 +47,11 @@ _TRIES = 3
 
 _KEPT = "type asgi http_version method scheme path raw_path query_string root_path headers client"
 """What a reader is told of a request; the rest belongs to Serve's own handling of it."""
+
+_ASKING: dict[str, tuple[type[Body], Callable[..., tuple[list[dict[str, Any]], list[Passage]]]]] = {
+    "/v1/chat/completions": (ChatBody, chat.conversation),
+    "/v1/responses": (ResponsesBody, responses.conversation),
+}
 
 
 class Front:
@@ -54,6 +68,7 @@ class Front:
     def __init__(self, readers: DeploymentHandle, options: FleetOptions) -> None:
         self._settings = options.settings
         self._keys = options.load_keys()
+        self._documents = options.load_documents()
         self._readers = readers
         self._ask = readers.options(method_name="answer", stream=True)
 
@@ -88,7 +103,8 @@ class Front:
             elif scope["method"] == "DELETE" and path.startswith("/v1/passages/"):
                 together = _forgotten
         if together is None:
-            await self._pass_on(relayed, receive, send)
+            question = await asyncio.to_thread(self._question, path, body, tenant)
+            await self._pass_on(relayed, question, receive, send)
             return
         try:
             answers = await self._everywhere(relayed)
@@ -124,10 +140,33 @@ class Front:
             size, more = size + len(parts[-1]), message.get("more_body", False)
         return b"".join(parts), False
 
-    async def _pass_on(self, request: Relayed, receive: Receive, send: Send) -> None:
+    def _question(self, path: str, body: bytes, tenant: Tenant | None) -> Question | None:
+        """Which passages a question reads; None for what is none, or what a reader will refuse."""
+        if path not in _ASKING or tenant is None:
+            return None
+        kind, conversation = _ASKING[path]
+        try:
+            asked: Any = read_body(body, kind)
+            messages, passages = conversation(asked, self._settings, tools=bool(asked.tools))
+            k = top_k(asked, bool(passages), self._documents, self._settings)
+            if k and self._documents is not None:
+                passages = self._documents.retrieve(searched(messages), k)
+        except (ApiError, RagWindowsError):
+            return None
+        said = (one["content"] for one in messages if one["role"] == "user")
+        return Question(
+            digests=tuple(passage_number(tenant.salt, one) for one in passages),
+            sizes=tuple(len(one.text) for one in passages),
+            # Of a conversation: its questions read much of the same, and all have its beginning.
+            home=home_of(tenant.name, next(said, "")),
+        )
+
+    async def _pass_on(
+        self, request: Relayed, question: Question | None, receive: Receive, send: Send
+    ) -> None:
         passing = _Passing(send)
         for left in reversed(range(_TRIES)):
-            answer: Any = self._ask.remote(request)
+            answer: Any = self._ask.remote(request, question=question)
             try:
                 async with asyncio.timeout(self._settings.wait_s):
                     await passing.on(await anext(answer))
@@ -299,6 +338,12 @@ def app(options: FleetOptions) -> Application:
         # More than a reader's own line takes, so that it is the reader who refuses.
         max_ongoing_requests=2 * together,
         max_constructor_retry_count=3,
+        health_check_timeout_s=120,
+        request_router_config=RequestRouterConfig(
+            request_router_class=f"{Router.__module__}.{Router.__name__}",
+            request_router_kwargs={"routing": options.routing},
+            request_routing_stats_period_s=PUBLISH_S,
+        ),
         **size,
         **ending,
     )
@@ -355,10 +400,11 @@ def run(
             address="local",
             num_cpus=max(os.cpu_count() or 1, int(wanted) + 1),
             include_dashboard=False,
-            logging_level=logging.WARNING,
+            logging_level=logging.ERROR,
         )
     else:
-        ray.init(address=address, logging_level=logging.WARNING)
+        ray.init(address=address, logging_level=logging.ERROR)
+    logging.getLogger("ray.serve").setLevel(logging.WARNING)
     quiet: Any = {"log_level": "WARNING", "enable_access_log": False}
     try:
         serve.start(

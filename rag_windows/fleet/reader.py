@@ -12,8 +12,10 @@ from typing import Any
 from ray import serve
 from starlette.datastructures import Headers
 from starlette.types import Message
+from transformers.utils.logging import disable_progress_bar
 
 from rag_windows.fleet.options import FleetOptions
+from rag_windows.fleet.routing import Question, number_of, pack
 from rag_windows.integration import one_line
 from rag_windows.server.app import create_app
 
@@ -44,16 +46,21 @@ class Reader:
     """
 
     def __init__(self, options: FleetOptions) -> None:
+        disable_progress_bar()
         logging.basicConfig(format="%(message)s")
         logging.getLogger("rag_windows.server").setLevel(logging.INFO)
         self.name = serve.get_replica_context().replica_id.unique_id
         self._lm = options.load_model()
         documents, keys = options.load_documents(), options.load_keys()
         self._app = create_app(self._lm, options.settings, documents, keys=keys)
+        self._failed = False
 
-    async def answer(self, request: Relayed) -> AsyncGenerator[list[Message]]:
+    async def answer(
+        self, request: Relayed, question: Question | None = None
+    ) -> AsyncGenerator[list[Message]]:
         """Answer one request with ASGI's messages, those in one list that came together.
 
+        The question is for the router, which chooses the reader by it.
         Close it, or cancel the task that reads it, and the work stops within a token.
         """
         messages: asyncio.Queue[Message | None] = asyncio.Queue()
@@ -80,6 +87,21 @@ class Reader:
         await self._run(request, messages.append)
         return self.name, messages
 
+    def record_routing_stats(self) -> dict[str, bytes]:
+        """What Serve tells the router: the passages that are in memory here."""
+        cache = self._lm.cache
+        return {} if cache is None else {"held": pack(map(number_of, cache.resident()))}
+
+    async def check_health(self) -> None:
+        """Raise an error if the model can't answer any more; Serve then replaces this reader.
+
+        It is tried after a question that failed, because one question may fail for itself, and all
+        of them once an accelerator has.
+        """
+        if self._failed:
+            await asyncio.to_thread(self._lm.generate, "?", max_new_tokens=1)
+            self._failed = False
+
     async def stop(self, grace_s: float) -> None:
         """Let no question in any more, end those under way after some seconds, write the cache."""
         answering = self._app.state.served.answering
@@ -104,6 +126,7 @@ class Reader:
             return await asyncio.get_running_loop().create_future()
 
         async def send(message: Message) -> None:
+            self._failed |= message.get("status") == 500
             put(message)
 
         scope = dict(request.scope)

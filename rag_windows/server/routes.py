@@ -95,7 +95,7 @@ class Served:
                 told = f"The body is larger than {most} bytes, the most that this server takes."
                 raise ApiError(413, told, code="body_too_large")
             parts.append(part)
-        read = await asyncio.to_thread(_read, b"".join(parts), kind)
+        read = await asyncio.to_thread(read_body, b"".join(parts), kind)
         if isinstance(read, Body) and read.model != self.settings.model_name:
             told = f"The model {read.model!r:.100} is not served here; see GET /v1/models."
             raise ApiError(404, told, param="model", code="model_not_found")
@@ -131,7 +131,8 @@ class Served:
         return Response(_json(answer), media_type="application/json")
 
 
-def _read(text: bytes, kind: type[B]) -> B:
+def read_body(text: bytes, kind: type[B]) -> B:
+    """A body out of its JSON; ApiError where something is wrong with it."""
     try:
         given = from_json(text, allow_inf_nan=False)
     except ValueError as error:

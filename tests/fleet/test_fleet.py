@@ -11,8 +11,12 @@ import httpx
 import pytest
 import ray
 from prometheus_client.parser import text_string_to_metric_families
+from ray import serve
 
-from rag_windows import WindowedLM
+from rag_windows import Passage, WindowedLM
+from rag_windows.fleet.reader import Reader, Relayed
+from rag_windows.fleet.routing import Question, passage_number
+from rag_windows.server import Keys
 from tests.fleet.conftest import KEYS, NAME, Deploy
 from tests.server.test_chat import DOCUMENTS, QUESTION, ask, body, events
 
@@ -107,6 +111,39 @@ async def test_metrics_are_those_of_all_readers(client: httpx.AsyncClient) -> No
     assert other.status_code == 403
 
 
+async def test_questions_go_where_their_passages_are(client: httpx.AsyncClient) -> None:
+    readers: dict[str, str] = {}
+    for number in range(16):
+        document = f"Page {number}. Zelwick Academy makes cheese."
+        for again in range(4):
+            said = [{"role": "user", "content": f"{number}.{again}: {QUESTION}"}]
+            asked = body(documents=[document], messages=said, max_tokens=1)
+            answer = await client.post(CHAT, json=asked)
+            usage = answer.json()["choices"][0]["message"]["rag"]
+            assert usage["cached_windows"] == min(1, again)
+            assert (
+                readers.setdefault(document, answer.headers["x-reader"])
+                == (answer.headers["x-reader"])
+            )
+    assert len({*readers.values()}) == 2
+    # A router of another process knows only what the readers publish.
+    handle: Any = serve.get_deployment_handle("Reader", NAME)
+    reader = handle.options(method_name="answer", stream=True)
+    tenant = Keys([("anna", KEYS["anna"], True)]).tenant(client.headers["authorization"])
+    scope = {"type": "http", "method": "GET", "path": "/health", "headers": [], "asgi": {}}
+
+    async def published() -> bool:
+        found = {}
+        for document in readers:
+            number = passage_number(tenant.salt, Passage(document))
+            question = Question((number,), (len(document),), 0)
+            first = await anext(reader.remote(Relayed(scope), question=question))
+            found[document] = first[0]["name"]
+        return found == readers
+
+    await until(published, 15)
+
+
 async def test_passages_are_forgotten_by_all_readers(client: httpx.AsyncClient) -> None:
     document = {"id": "secret-1", "text": "Nobody shall know that Orn is a river."}
     async with asyncio.timeout(30):
@@ -125,7 +162,7 @@ async def test_passages_are_forgotten_by_all_readers(client: httpx.AsyncClient) 
     assert (await client.delete("/v1/passages/secret-1", headers=other)).status_code == 403
 
 
-async def until(true: Callable[[], Any], seconds: float = 40) -> None:
+async def until(true: Callable[[], Any], seconds: float = 120) -> None:
     """Wait for something that is about to happen."""
     async with asyncio.timeout(seconds):
         while not await true():
@@ -212,3 +249,18 @@ async def test_no_request_is_lost_while_readers_are_replaced(
     after = set(await samples(client, "rag_windows_batch_rows"))
     assert len(after) == 2
     assert not before & after
+
+
+async def test_a_reader_whose_model_fails_is_not_healthy() -> None:
+    class Failing:
+        cache = None
+
+        def generate(self, *_: Any, **__: Any) -> None:
+            raise RuntimeError("CUDA error: device-side assert triggered")
+
+    reader = Reader.__new__(Reader)
+    reader._lm, reader._failed = Failing(), False
+    await reader.check_health()
+    reader._failed = True
+    with pytest.raises(RuntimeError, match="device-side"):
+        await reader.check_health()

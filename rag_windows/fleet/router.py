@@ -1,0 +1,83 @@
+"""The router of a fleet's readers; this file alone touches what Ray Serve calls alpha."""
+
+from __future__ import annotations
+
+import time
+from math import inf
+from typing import Any
+
+from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
+
+from rag_windows.fleet.routing import ROUTINGS, Question, Replica, unpack
+
+PUBLISH_S = 2.0
+"""Readers publish what they hold so often."""
+
+_BELIEVED_S = 3 * PUBLISH_S
+"""So long a reader is taken to hold what a question has brought it, before it publishes that."""
+
+
+class Router(RequestRouter):
+    """Ranks readers by a routing of `rag_windows.fleet.routing`.
+
+    A reader is taken to hold what it has published, and what questions that were passed to it since
+    then have brought it. Requests that are no questions go where least is under way.
+    """
+
+    def initialize_state(self, **given: Any) -> None:
+        """Take the arguments of a `RequestRouterConfig`: ``routing``, by its name."""
+        self._routing = ROUTINGS[given["routing"]]
+        self._published: dict[ReplicaID, tuple[bytes, frozenset[int]]] = {}
+        self._passed: dict[ReplicaID, dict[int, float]] = {}
+
+    async def choose_replicas(
+        self,
+        candidate_replicas: list[RunningReplica],
+        pending_request: PendingRequest | None = None,
+    ) -> list[list[RunningReplica]]:
+        """All of them, the best one first."""
+        if pending_request is not None:
+            pending_request.routing_context.should_backoff = True
+        loads = self.replica_queue_len_cache
+        if unknown := [one for one in candidate_replicas if loads.get(one.replica_id) is None]:
+            await self._probe_queue_lens(unknown, 0)
+        question = None if pending_request is None else pending_request.kwargs.get("question")
+        routing = ROUTINGS["random"] if question is None else self._routing
+        asked = question or Question((), (), 0)
+        known = [self._known(one, asked) for one in candidate_replicas]
+        return [[candidate_replicas[index]] for index in routing(asked, known)]
+
+    def on_request_routed(
+        self, pending_request: PendingRequest, replica_id: ReplicaID, result: Any
+    ) -> None:
+        """Note what a reader will hold before it publishes that."""
+        if (question := pending_request.kwargs.get("question")) is not None:
+            passed = self._passed.setdefault(replica_id, {})
+            passed.update(dict.fromkeys(question.digests, time.monotonic()))
+
+    def update_replicas(self, replicas: list[RunningReplica]) -> None:
+        """Forget readers that are gone."""
+        super().update_replicas(replicas)
+        for known in (self._published, self._passed):
+            for gone in known.keys() - self.curr_replicas.keys():
+                del known[gone]
+
+    def _known(self, replica: RunningReplica, asked: Question) -> Replica:
+        name, packed = replica.replica_id, replica.routing_stats.get("held", b"")
+        passed, now = self._passed.setdefault(name, {}), time.monotonic()
+        if self._published.get(name, (None,))[0] != packed:
+            self._published[name] = packed, unpack(packed)
+            # What was passed on before that is published by now, or was not kept.
+            for number in [one for one, at in passed.items() if now - at > _BELIEVED_S]:
+                del passed[number]
+        _, published = self._published[name]
+        load = self.replica_queue_len_cache.get(name)
+        return Replica(
+            name.unique_id,
+            {
+                one
+                for one in asked.digests
+                if one in published or now - passed.get(one, -inf) < _BELIEVED_S
+            },
+            float(replica.max_ongoing_requests if load is None else load),
+        )
