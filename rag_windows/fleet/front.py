@@ -20,7 +20,6 @@ from prometheus_client.registry import Collector
 from ray import serve
 from ray.exceptions import ActorDiedError, RayError, RayTaskError
 from ray.serve import Application
-from ray.serve.config import RequestRouterConfig
 from ray.serve.exceptions import DeploymentUnavailableError
 from ray.serve.handle import DeploymentHandle
 from starlette.responses import JSONResponse, Response
@@ -65,7 +64,7 @@ class Front:
         options: of the fleet.
     """
 
-    def __init__(self, readers: DeploymentHandle, options: FleetOptions) -> None:
+    def __init__(self, readers: DeploymentHandle[Reader], options: FleetOptions) -> None:
         self._settings = options.settings
         self._keys = options.load_keys()
         self._documents = options.load_documents()
@@ -127,7 +126,8 @@ class Front:
 
         A body that is larger than readers take is passed on as soon as it is, for them to say so.
         """
-        parts, size, more = [], 0, True
+        parts: list[bytes] = []
+        size, more = 0, True
         while more and size <= self._settings.most_body_bytes:
             try:
                 async with asyncio.timeout(self._settings.idle_s):
@@ -328,7 +328,7 @@ def app(options: FleetOptions) -> Application:
         "graceful_shutdown_timeout_s": (settings.timeout_s or 3600) + settings.wait_s + 60,
         "graceful_shutdown_wait_loop_s": 0.5,
     }
-    readers = serve.deployment(
+    readers: Any = serve.deployment(
         Reader,
         name="Reader",
         ray_actor_options={
@@ -339,15 +339,15 @@ def app(options: FleetOptions) -> Application:
         max_ongoing_requests=2 * together,
         max_constructor_retry_count=3,
         health_check_timeout_s=120,
-        request_router_config=RequestRouterConfig(
-            request_router_class=f"{Router.__module__}.{Router.__name__}",
-            request_router_kwargs={"routing": options.routing},
-            request_routing_stats_period_s=PUBLISH_S,
-        ),
+        request_router_config={
+            "request_router_class": f"{Router.__module__}.{Router.__name__}",
+            "request_router_kwargs": {"routing": options.routing},
+            "request_routing_stats_period_s": PUBLISH_S,
+        },
         **size,
         **ending,
     )
-    fronts = serve.deployment(
+    fronts: Any = serve.deployment(
         serve.ingress()(Front),
         name="Front",
         num_replicas=options.fronts,
@@ -355,7 +355,8 @@ def app(options: FleetOptions) -> Application:
         max_ongoing_requests=4 * together * (options.max_replicas or options.replicas),
         **ending,
     )
-    return fronts.bind(readers.bind(options), options)
+    bound: Application = fronts.bind(readers.bind(options), options)
+    return bound
 
 
 def _family(host: str) -> socket.AddressFamily:

@@ -30,7 +30,7 @@ def cluster() -> Iterator[str]:
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     # Sockets lie in it, whose paths must be short.
     with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as folder:
-        told = ray.init(
+        told: Any = ray.init(
             address="local",
             num_cpus=16,
             include_dashboard=False,

@@ -258,7 +258,7 @@ async def test_a_reader_whose_model_fails_is_not_healthy() -> None:
         def generate(self, *_: Any, **__: Any) -> None:
             raise RuntimeError("CUDA error: device-side assert triggered")
 
-    reader = Reader.__new__(Reader)
+    reader: Any = Reader.__new__(Reader)
     reader._lm, reader._failed = Failing(), False
     await reader.check_health()
     reader._failed = True
