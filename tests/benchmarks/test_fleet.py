@@ -19,11 +19,16 @@ SMALL = Setting(passages=2000, replicas=4, memory=150 * 512 * fleet.TOKEN_BYTES,
 TIMES = Times(token_s=1e-4, first_s=0.01, answer_s=0.5)
 
 
-def replayed(trace: list[Asked], times: Times = TIMES, **changes: object) -> Outcome:
-    given: dict[str, object] = {"memory": SMALL.memory, "publish_s": 1.0, **changes}
-    names = [f"r{index}" for index in range(int(str(given.pop("replicas", 4))))]
-    routing = ROUTINGS[str(given.pop("routing", "resident"))]
-    return fleet.replay(trace, routing, names, times=times, **given)  # type: ignore[arg-type]
+def replayed(
+    trace: list[Asked],
+    times: Times = TIMES,
+    *,
+    routing: str = "resident",
+    replicas: int = 4,
+    memory: float = SMALL.memory,
+) -> Outcome:
+    names = [f"r{index}" for index in range(replicas)]
+    return fleet.replay(trace, ROUTINGS[routing], names, memory, times, publish_s=1.0)
 
 
 def test_every_token_of_every_question_is_found_read_or_encoded() -> None:
