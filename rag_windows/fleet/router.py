@@ -25,8 +25,11 @@ class Router(RequestRouter):
     """
 
     def initialize_state(self, **given: Any) -> None:
-        """Take the arguments of a `RequestRouterConfig`: ``routing``, by its name."""
-        self._routing = ROUTINGS[given["routing"]]
+        """Take the arguments of a `RequestRouterConfig`.
+
+        ``routing`` is a name, ``full`` the number of requests of which a reader refuses further.
+        """
+        self._routing, self._full = ROUTINGS[given["routing"]], given["full"]
         self._published: dict[ReplicaID, tuple[bytes, frozenset[int]]] = {}
         self._passed: dict[ReplicaID, dict[int, float]] = {}
 
@@ -45,7 +48,9 @@ class Router(RequestRouter):
         routing = ROUTINGS["random"] if question is None else self._routing
         asked = question or Question((), (), 0)
         known = [self._known(one, asked) for one in candidate_replicas]
-        return [[candidate_replicas[index]] for index in routing(asked, known)]
+        # Whatever a routing makes of loads, nobody is refused while another reader has room.
+        order = sorted(routing(asked, known), key=lambda index: known[index].load >= self._full)
+        return [[candidate_replicas[index]] for index in order]
 
     def on_request_routed(
         self, pending_request: PendingRequest, replica_id: ReplicaID, result: Any

@@ -1,0 +1,137 @@
+"""What needs no cluster: the example's file, the deployments, the router's choice, late bodies."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import yaml
+from ray import serve
+from ray.serve.schema import ServeDeploySchema
+
+from rag_windows import PassageCache, WindowedLM
+from rag_windows.fleet import FleetOptions, app
+from rag_windows.fleet.reader import Reader, Relayed
+from rag_windows.fleet.router import Router
+from rag_windows.fleet.routing import Question, pack
+from rag_windows.server import Settings, create_app
+from tests.test_repository import ROOT
+
+
+def test_the_example_is_a_fleet() -> None:
+    text = (ROOT / "examples" / "fleet.yaml").read_text(encoding="utf-8")
+    (application,) = ServeDeploySchema.model_validate(yaml.safe_load(text)).applications
+    assert application.import_path == "rag_windows.fleet:app"
+    # Serve makes the builder's argument of what stands in the file by this type.
+    assert inspect.signature(app).parameters["options"].annotation is FleetOptions
+    options = FleetOptions.model_validate(application.args)
+    assert options.shared == "s3://shelf/windows"
+    assert app(options) is not None
+    assert {one.name for one in application.deployments} == {"Reader", "Front"}
+
+
+@pytest.fixture
+def deployments(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What Serve is asked for, by the deployments' names."""
+    asked: dict[str, Any] = {}
+    make: Any = serve.deployment
+
+    def noting(kind: type, **given: Any) -> Any:
+        asked[given["name"]] = given
+        return make(kind, **given)
+
+    monkeypatch.setattr(serve, "deployment", noting)
+    return asked
+
+
+def test_readers_are_started_as_questions_come_in(deployments: dict[str, Any]) -> None:
+    settings = Settings(max_rows=4, timeout_s=100, wait_s=10)
+    app(FleetOptions(replicas=2, max_replicas=5, gpus_per_replica=0.5, settings=settings))
+    reader = deployments["Reader"]
+    assert reader["autoscaling_config"] == {
+        "min_replicas": 2,
+        "max_replicas": 5,
+        "target_ongoing_requests": 4,
+    }
+    assert "num_replicas" not in reader
+    assert reader["ray_actor_options"] == {"num_cpus": 1, "num_gpus": 0.5}
+    assert all(one["graceful_shutdown_timeout_s"] > 110 for one in deployments.values())
+    app(FleetOptions(replicas=2))
+    assert deployments["Reader"]["num_replicas"] == 2
+    assert "autoscaling_config" not in deployments["Reader"]
+
+
+def test_fewer_readers_at_most_than_at_least() -> None:
+    with pytest.raises(ValueError, match="at least replicas=3, not 2"):
+        FleetOptions(replicas=3, max_replicas=2)
+
+
+def test_a_fleet_without_a_cache() -> None:
+    assert FleetOptions(cache_memory=None).load_cache() is None
+    cache = FleetOptions(cache_memory=None, shared="memory://shelf").load_cache()
+    assert cache is not None
+    assert (cache.memory, cache.disk) == (None, None)
+    assert cache.shared is not None
+
+
+def replica(name: str, held: set[int]) -> Any:
+    """What Serve tells a router of a reader."""
+    stats = {"held": pack(held)}
+    return SimpleNamespace(
+        replica_id=SimpleIdentity(name), routing_stats=stats, max_ongoing_requests=100
+    )
+
+
+class SimpleIdentity(str):
+    """An id of a replica."""
+
+    @property
+    def unique_id(self) -> str:
+        return str(self)
+
+
+async def test_a_full_reader_is_the_last_to_be_asked() -> None:
+    router: Any = Router.__new__(Router)
+    router.initialize_state(routing="resident", full=3)
+    loads = {SimpleIdentity("a"): 0, SimpleIdentity("b"): 2, SimpleIdentity("c"): 0}
+    router._replica_queue_len_cache = loads
+    replicas = [replica("a", set()), replica("b", {7, 8}), replica("c", {8})]
+    pending = SimpleNamespace(
+        kwargs={"question": Question((7, 8), (1000, 1000), 0)},
+        metadata=SimpleNamespace(internal_request_id="1"),
+        routing_context=SimpleNamespace(should_backoff=False),
+    )
+
+    async def order() -> list[str]:
+        ranked = await router.choose_replicas(replicas, pending)
+        return [str(one.replica_id) for (one,) in ranked]
+
+    assert await order() == ["b", "c", "a"]
+    loads[SimpleIdentity("b")] = 3
+    assert await order() == ["c", "a", "b"]
+    # What a question has brought a reader counts before it is published.
+    pending.kwargs = {"question": Question((9,), (1000,), 0)}
+    router.on_request_routed(pending, SimpleIdentity("a"), None)
+    assert (await order())[0] == "a"
+
+
+async def test_the_server_itself_refuses_what_a_front_could_not_read() -> None:
+    lm = WindowedLM.from_pretrained("tiny-reader", cache=PassageCache("1MiB"), device_map="cpu")
+    reader: Any = Reader.__new__(Reader)
+    reader.name, reader._failed, reader._lm = "one", False, lm
+    reader._app = create_app(lm, Settings(most_body_bytes=10, idle_s=1))
+    headers = [(b"content-type", b"application/json"), (b"x-request-id", b"one\ntwo")]
+    scope = {"type": "http", "method": "POST", "path": "/v1/chat/completions", "headers": headers}
+    scope |= {"query_string": b"", "root_path": "", "asgi": {"version": "3.0"}}
+    for relayed, status, code in (
+        (Relayed(scope, b"{", late=True), 408, "timeout"),
+        (Relayed(scope, b"{" * 11), 413, "body_too_large"),
+    ):
+        name, messages = await reader.whole(relayed)
+        assert (name, messages[0]["status"]) == ("one", status)
+        assert json.loads(messages[1]["body"])["error"]["code"] == code
+        told = dict(messages[0]["headers"])[b"x-request-id"]
+        assert b"\n" not in told
