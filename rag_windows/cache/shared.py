@@ -9,24 +9,20 @@ the way to an answer.
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import hashlib
 import hmac
-import logging
 import math
 import posixpath
-import queue
 import re
-import secrets
 import threading
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -43,23 +39,19 @@ from rag_windows.cache.entry_file import (
     read_header,
 )
 from rag_windows.cache.keys import check_key, is_key
+from rag_windows.cache.remote import AT_ONCE, Calls, Remote, Rest, in_words
 from rag_windows.cache.tier import Outcome, Tier
-from rag_windows.errors import CacheError, InputError, MissingExtraError, install, require
-from rag_windows.threads import Lock, in_children
-
-logger = logging.getLogger(__name__)
+from rag_windows.errors import CacheError
+from rag_windows.threads import in_children
 
 OPERATOR_S = 60.0
 """How long a command waits for the store's next answer; requests have deadlines of their own."""
 
-_AT_ONCE, _MOST_THREADS = 16, 256  # calls of one request; of all, those included that hang
-_STRIKES = 3  # requests in a row that the store failed, before it is left alone
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0
 _ABANDONED_S = 86_400.0  # age of a file half written that may go
 _ALIGNMENT = 64  # what tensors in memory start at
 _CHUNK = 1000  # objects that one call deletes
 _HEAD_BYTES = 4096
-_PART_BYTES = 8 << 20  # read at a time: thrice as fast as all of 64 MiB in one piece
+_PART_BYTES = 8 << 20  # read at a time; s3fs is two to three times as fast as with 64 MiB at once
 _DIGEST = re.compile("[0-9a-f]{32}")
 _WRITING = re.compile(r"[0-9a-f]{64}(\.safetensors)?\.[0-9a-f]{16}\.tmp")
 _OWN = re.compile(
@@ -69,288 +61,7 @@ _OWN = re.compile(
 )
 """Paths below the store's folder, of all that is written there."""
 
-_WHOLE_OR_NOTHING = {"abfs", "abfss", "adl", "az", "gcs", "gs", "memory", "oci", "oss", "s3", "s3a"}
-"""Protocols that show an object when all of it is there; elsewhere it gets its name at the end."""
-
 T = TypeVar("T")
-
-
-class Pauses:
-    """When to leave the store alone: pauses that double while it fails, and end when it answers."""
-
-    def __init__(self) -> None:
-        self._strikes = 0
-        self._pause_s = self._until = 0.0
-        self._lock = Lock()
-
-    def may(self) -> bool:
-        """Whether to ask now; after a pause one caller tries, and the others wait for what comes.
-
-        Whoever may must say how it was: `well` or `failed`.
-        """
-        with self._lock:
-            now = time.monotonic()
-            if self._pause_s and now < self._until:
-                return False
-            self._until = now + self._pause_s
-            return True
-
-    def well(self) -> None:
-        """The store answered."""
-        with self._lock:
-            self._strikes, self._pause_s = 0, 0.0
-
-    def failed(self) -> bool:
-        """It did not, or too late; whether a pause begins now."""
-        with self._lock:
-            self._strikes += 1
-            if self._strikes < _STRIKES:
-                return False
-            self._pause_s = min(_LONGEST_PAUSE_S, max(_FIRST_PAUSE_S, 2 * self._pause_s))
-            self._until = time.monotonic() + self._pause_s
-            return True
-
-
-class _Remote:
-    """The file system, the threads that call it, and how it has been doing."""
-
-    def __init__(self, url: str, options: Mapping[str, Any]) -> None:
-        require("A shared store", "fsspec", extra="shared")
-        self._url, self._options = url, dict(options)
-        self.lock, self.threads = Lock(), 0
-        self.after_fork()
-        self.root = self._open()[1].rstrip("/")
-        protocols = self.system.protocol
-        self.protocol = protocols if isinstance(protocols, str) else protocols[0]
-        self.name = f"{self.protocol}://{self.root}"
-        self.reads, self.writes = Pauses(), Pauses()
-        self.unwritten = 0
-        self._warned: set[Pauses] = set()
-        in_children(self)
-
-    def after_fork(self) -> None:
-        """A child has none of the threads; the parent's connections are not its own."""
-        self.threads, self._system = 0, None
-
-    @property
-    def system(self) -> Any:
-        """The file system, made anew in a child."""
-        if self._system is None:
-            self._system = self._open()[0]
-        return self._system
-
-    @system.setter
-    def system(self, system: Any) -> None:
-        self._system = system
-
-    def read_failed(self, error: str) -> None:
-        """Reading failed or was too late; after some of that, nobody tries for a while."""
-        if self.reads.failed():
-            self._report(
-                f"The shared store {self.name} can't be read for now. Answers stay right but take "
-                f"longer: {error}",
-                self.reads,
-            )
-
-    def write_failed(self, error: str) -> None:
-        """The same of writing."""
-        if self.writes.failed():
-            self._report(
-                f"The shared store {self.name} can't be written for now. Answers stay right, but "
-                f"other machines encode again what this one did: {error}",
-                self.writes,
-            )
-
-    def _report(self, text: str, pauses: Pauses) -> None:
-        """Log a warning the first time."""
-        level = logging.INFO if pauses in self._warned else logging.WARNING
-        self._warned.add(pauses)
-        logger.log(level, "%s", text)
-
-    def _open(self) -> tuple[Any, str]:
-        from fsspec.core import url_to_fs
-
-        try:
-            system, root = url_to_fs(self._url, **self._options)
-        except ImportError as error:
-            named = re.search(r"[Ii]nstall ['\"`]?([\w-]+)", str(error))  # as fsspec says it
-            package = "another package" if named is None else named[1]
-            raise MissingExtraError(
-                f"The shared store needs {package}, which is not installed; run: "
-                f"{install('shared')} {'' if named is None else package}".rstrip()
-            ) from error
-        except (ValueError, TypeError) as error:
-            raise InputError(
-                f"shared={self._url!r:.80} is not a store that can be used: {error}. Give a "
-                "folder or a URL of fsspec, such as 's3://bucket/prefix'."
-            ) from error
-        return system, root
-
-    def write(self, path: str, data: bytes) -> None:
-        """Write an object, whole or not at all."""
-        if self.protocol in _WHOLE_OR_NOTHING:
-            self.system.pipe_file(path, data)
-            return
-        writing = f"{path}.{secrets.token_hex(8)}.tmp"
-        self.system.makedirs(posixpath.dirname(path), exist_ok=True)
-        try:
-            self.system.pipe_file(writing, data)
-            self.system.mv(writing, path)
-        except BaseException:
-            with contextlib.suppress(Exception):
-                self.system.rm_file(writing)
-            raise
-
-    def delete(self, paths: Sequence[str]) -> None:
-        """Delete objects, those that are gone already included."""
-        try:
-            self.system.rm(list(paths))
-        except FileNotFoundError:
-            for path in paths:
-                with contextlib.suppress(FileNotFoundError):
-                    self.system.rm_file(path)
-        if self.protocol not in _WHOLE_OR_NOTHING:
-            for folder in {posixpath.dirname(path) for path in paths}:
-                with contextlib.suppress(Exception):  # something is in it
-                    self.system.rmdir(folder)
-
-    def everything(self, folder: str) -> list[str]:
-        """Paths of all files in a folder and in those below it."""
-        self.system.invalidate_cache()
-        return [str(path) for path in self.system.find(folder)]
-
-    def names(self, folder: str) -> list[str]:
-        """Last parts of the paths in a folder, which need not be there."""
-        try:
-            self.system.invalidate_cache(folder)
-            found = self.system.ls(folder, detail=False)
-        except FileNotFoundError:
-            return []
-        return sorted({posixpath.basename(str(path).rstrip("/")) for path in found})
-
-    def files(self, folder: str) -> dict[str, Mapping[str, Any]]:
-        """What lies in a folder, which need not be there: by path, size and times."""
-        try:
-            self.system.invalidate_cache(folder)
-            found = self.system.ls(folder, detail=True)
-        except FileNotFoundError:
-            return {}
-        return {str(one["name"]): one for one in found if one["type"] == "file"}
-
-
-class _Rest(Generic[T]):
-    """What is left of a call: parts that threads do beside each other, and then the end."""
-
-    def __init__(
-        self, parts: Sequence[Callable[[], None]], end: Callable[[Exception | None], T]
-    ) -> None:
-        self.parts, self._end = parts, end
-        self._left, self._lock = len(parts), threading.Lock()
-        self._error: Exception | None = None
-
-    def do(self, part: Callable[[], None]) -> bool:
-        """Do a part; whether it was the last one."""
-        try:
-            part()
-        except Exception as error:  # noqa: BLE001 - each store's library has errors of its own
-            self._error = error
-        with self._lock:
-            self._left -= 1
-            return not self._left
-
-    def end(self) -> T:
-        """What comes of it, when all parts are done."""
-        return self._end(self._error)
-
-
-class _Calls(Generic[T]):
-    """One function called on many things by threads of its own, which nobody must wait for.
-
-    A call into a store may hang for minutes; then its thread is left behind, and ends with it.
-    """
-
-    def __init__(
-        self,
-        remote: _Remote,
-        call: Callable[[str], T | _Rest[T]],
-        things: Sequence[str],
-        within_s: float,
-    ) -> None:
-        self._remote, self._call = remote, call
-        self._jobs: deque[Callable[[], None]] = deque()
-        self._landed: queue.SimpleQueue[tuple[str, T]] = queue.SimpleQueue()
-        self._threads, self._closed = 0, False
-        self.outstanding, self._within_s = len(things), within_s
-        self.deadline = time.monotonic() + within_s
-        if not self._add([partial(self._begin, thing) for thing in things]):
-            self.deadline = time.monotonic()
-
-    def _add(self, jobs: Sequence[Callable[[], None]]) -> int:
-        """Have these done before what waits; how many threads are at work."""
-        with self._remote.lock:
-            if self._closed:
-                return 0
-            self._jobs.extendleft(reversed(jobs))
-            most = min(_AT_ONCE - self._threads, _MOST_THREADS - self._remote.threads)
-            for _ in range(min(most, len(jobs))):
-                one = threading.Thread(target=self._run, name="rag-windows-shared", daemon=True)
-                try:
-                    one.start()
-                except RuntimeError:  # the system gives no more
-                    break
-                self._threads += 1
-                self._remote.threads += 1
-            return self._threads
-
-    def _run(self) -> None:
-        while True:
-            with self._remote.lock:
-                if not self._jobs:
-                    self._threads -= 1
-                    self._remote.threads -= 1
-                    return
-                job = self._jobs.popleft()
-            job()
-
-    def _begin(self, thing: str) -> None:
-        made = self._call(thing)
-        if isinstance(made, _Rest):
-            self._add([partial(self._go_on, thing, made, part) for part in made.parts])
-        else:
-            self._landed.put((thing, made))
-
-    def _go_on(self, thing: str, rest: _Rest[T], part: Callable[[], None]) -> None:
-        if rest.do(part):
-            self._landed.put((thing, rest.end()))
-
-    @property
-    def late(self) -> bool:
-        """Whether the deadline has passed."""
-        return time.monotonic() >= self.deadline
-
-    def landed(self) -> Iterator[tuple[str, T]]:
-        """What has come since the last time."""
-        while self.outstanding:
-            try:
-                one = self._landed.get_nowait()
-            except queue.Empty:
-                return
-            self.outstanding -= 1
-            yield one
-
-    def all(self) -> Iterator[tuple[str, T]]:
-        """All that comes, unless nothing comes for as long as the deadline was away at first."""
-        with contextlib.suppress(queue.Empty):
-            while self.outstanding:
-                yield self._landed.get(timeout=self._within_s if self._threads else 0)
-                self.outstanding -= 1
-        self.close()
-
-    def close(self) -> None:
-        """Begin no further call."""
-        with self._remote.lock:
-            self._closed = True
-            self._jobs.clear()
 
 
 class _Arriving:
@@ -395,7 +106,7 @@ class _Got:
     def failed(cls, error: Exception) -> _Got:
         """What an error says."""
         kinds = {FileNotFoundError: "missing", FormatError: "quarantined"}
-        return cls(kinds.get(type(error), "failed"), error=_told(error))
+        return cls(kinds.get(type(error), "failed"), error=in_words(error))
 
 
 @dataclass(frozen=True, slots=True)
@@ -423,7 +134,7 @@ class Reading:
         self._tier, self._keys = tier, keys
         self._outcomes: Counter[str] = Counter()
         self._error = ""
-        self._calls = _Calls(tier.remote, tier.fetch, keys, within_s)
+        self._calls = Calls(tier.remote, tier.fetch, keys, within_s)
 
     @property
     def under_way(self) -> bool:
@@ -476,7 +187,7 @@ class SharedTier(Tier):
         self, url: str, options: Mapping[str, Any] | None = None, store: str = EXACT
     ) -> None:
         super().__init__(0, store)
-        self.remote = _Remote(url, options or {})
+        self.remote = Remote(url, options or {})
         self._folder = self.remote.root
         self._closed = False
 
@@ -532,11 +243,11 @@ class SharedTier(Tier):
                 reading.close()
         return found
 
-    def fetch(self, key: str) -> _Got | _Rest[_Got]:
+    def fetch(self, key: str) -> _Got | Rest[_Got]:
         """Read one object and prove it, in threads that may be cut off: no tensor is touched."""
         return self._read(self._path(key), key)
 
-    def _read(self, path: str, key: str) -> _Got | _Rest[_Got]:
+    def _read(self, path: str, key: str) -> _Got | Rest[_Got]:
         try:
             read = self.remote.system.cat_file
             entry = _Arriving(key, read(path, start=0, end=_PART_BYTES))
@@ -555,7 +266,7 @@ class SharedTier(Tier):
             return _Got("read", entry)
 
         parts = [partial(entry.read, read, path, start) for start in entry.starts]
-        return _Rest(parts, end) if parts else end()
+        return Rest(parts, end) if parts else end()
 
     def decoded(self, got: _Got) -> tuple[Entry | None, str]:
         """The entry that was read, if it is one, and what came of it."""
@@ -583,7 +294,7 @@ class SharedTier(Tier):
                 return None
 
         self.remote.system.invalidate_cache()
-        told = dict(_Calls[bool | None](self.remote, there, asked, OPERATOR_S).all())
+        told = dict(Calls[bool | None](self.remote, there, asked, OPERATOR_S).all())
         if all(told.get(key) is None for key in asked):
             self.remote.read_failed("it does not say what it has")
             return None
@@ -620,7 +331,7 @@ class SharedTier(Tier):
             self._mark(key, entry.labels)
             self.remote.write(self._path(key), image)
         except Exception as error:  # noqa: BLE001 - each store's library has errors of its own
-            self.remote.write_failed(_told(error))
+            self.remote.write_failed(in_words(error))
             return "failed"
         self.remote.writes.well()
         return "stored"
@@ -632,7 +343,7 @@ class SharedTier(Tier):
         try:
             self._mark(key, labels)
         except Exception as error:  # noqa: BLE001 - each store's library has errors of its own
-            self.remote.write_failed(_told(error))
+            self.remote.write_failed(in_words(error))
         else:
             self.remote.writes.well()
 
@@ -743,8 +454,8 @@ class SharedTier(Tier):
             parts = [
                 f"{entries}/{one}" for one in self._each(self.remote.names, [entries])[entries]
             ]
-            for at in range(0, len(parts), _AT_ONCE):
-                files = self._each(self.remote.files, parts[at : at + _AT_ONCE]).values()
+            for at in range(0, len(parts), AT_ONCE):
+                files = self._each(self.remote.files, parts[at : at + AT_ONCE]).values()
                 found = [_Object.of(path, info) for part in files for path, info in part.items()]
                 if abandoned is not None:
                     self._delete(
@@ -773,7 +484,7 @@ class SharedTier(Tier):
     def _verified(self, path: str) -> str:
         key = _key_of(path)
         got = self._read(path, key)
-        if isinstance(got, _Rest):
+        if isinstance(got, Rest):
             for part in got.parts:
                 got.do(part)
             got = got.end()
@@ -800,12 +511,12 @@ class SharedTier(Tier):
             except Exception as error:  # noqa: BLE001 - each store's library has errors of its own
                 return error
 
-        calls = _Calls[T | Exception](self.remote, attempt, list(things), OPERATOR_S)
+        calls = Calls[T | Exception](self.remote, attempt, list(things), OPERATOR_S)
         found: dict[str, T] = {}
         reason = "it does not answer"
         for thing, one in calls.all():
             if isinstance(one, Exception):
-                reason = _told(one)
+                reason = in_words(one)
             else:
                 found[thing] = one
         if len(found) < len(things):
@@ -838,9 +549,3 @@ def _decoded(got: _Got, store: str) -> Entry | None:
         return entry_in(got.entry.file, store, torch.from_numpy(got.entry.payload))
     except FormatError:
         return None
-
-
-def _told(error: BaseException) -> str:
-    """An error of a store's library in one line; it may have no text of its own."""
-    text = " ".join(str(error).split())
-    return f"{type(error).__name__}: {text[:200]}" if text else type(error).__name__

@@ -17,7 +17,8 @@ import pytest
 from rag_windows import CacheError, InputError, MissingExtraError, Passage, PassageCache, WindowedLM
 from rag_windows.cache import shared as module
 from rag_windows.cache.encoder import CachedEncoder
-from rag_windows.cache.shared import Pauses, SharedTier
+from rag_windows.cache.remote import Pauses
+from rag_windows.cache.shared import SharedTier
 from tests.rag_windows import small
 from tests.rag_windows.cache.disk_cases import end_of, in_child, key_of, right
 from tests.rag_windows.cache.shared_cases import (
@@ -263,11 +264,11 @@ def test_a_request_waits_no_longer_than_encoding_takes(monkeypatch: pytest.Monke
     ask(machine(place))
     lm = machine(place)
     assert lm.cache is not None
-    between(lm.cache, slow(1.0))
+    between(lm.cache, slow(5.0))
     lm.generate("Warm?", ["up"], max_new_tokens=1)
     begun = time.perf_counter()
     assert ask(lm) == (1, 4)
-    assert time.perf_counter() - begun < 0.9
+    assert time.perf_counter() - begun < 4
     assert counted(lm).late == 6
     # One that encodes slowly waits longer.
     patient = machine(place)
@@ -347,10 +348,10 @@ def test_what_is_forgotten_while_it_is_read_does_not_stay() -> None:
 
 def test_reads_run_beside_each_other() -> None:
     tier = filled(fresh(), range(16))
-    between(tier, slow(0.1))
+    between(tier, slow(0.3))
     begun = time.perf_counter()
     assert len(tier.get_many([key_of(number) for number in range(16)])) == 16
-    assert time.perf_counter() - begun < 0.8
+    assert time.perf_counter() - begun < 3
 
 
 def test_a_store_that_is_gone_costs_next_to_nothing(caplog: pytest.LogCaptureFixture) -> None:
@@ -413,8 +414,8 @@ def test_a_call_that_hangs_keeps_nobody() -> None:
 
     between(tier, hang)
     begun = time.perf_counter()
-    found = tier.get_many([key_of(number) for number in NUMBERS], within_s=0.3)
-    assert time.perf_counter() - begun < 3
+    found = tier.get_many([key_of(number) for number in NUMBERS], within_s=1.5)
+    assert time.perf_counter() - begun < 10
     assert set(found) == {key_of(number) for number in NUMBERS if number != 2}
     assert tier.stats().late == 1
     stuck.set()
