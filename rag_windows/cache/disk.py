@@ -99,7 +99,9 @@ class DiskTier(Tier):
         self._catalog.used(found)
         return found
 
-    def _read(self, key: str, room: torch.Tensor | None = None) -> tuple[Entry | None, str]:
+    def _read(
+        self, key: str, room: torch.Tensor | None = None, *, any_form: bool = False
+    ) -> tuple[Entry | None, str]:
         """Read one entry, into `room` if there is any, and prove all of it; what is wrong goes."""
         outcome = "missing"
         with self._trouble():
@@ -108,7 +110,8 @@ class DiskTier(Tier):
                     return None, outcome
                 with opened(self._path(key), key) as file:
                     if not file.expired(time.time()):
-                        return read_entry(file, self._store, room), "read"
+                        form = file.note.codec if any_form else self._store
+                        return read_entry(file, form, room), "read"
                 outcome = "expired" if self._unlink(key) else outcome
             except FileNotFoundError:
                 return None, outcome
@@ -132,7 +135,7 @@ class DiskTier(Tier):
 
     def verify(self) -> tuple[int, int]:
         """Read every entry, and delete those that can't be proved right: how many of each."""
-        outcomes = Counter(self._read(key)[1] for key in self._sizes())
+        outcomes = Counter(self._read(key, any_form=True)[1] for key in self._sizes())
         return outcomes.total() - outcomes["missing"], outcomes["quarantined"]
 
     def __contains__(self, key: str) -> bool:

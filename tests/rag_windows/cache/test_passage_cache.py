@@ -56,6 +56,14 @@ def test_windows_survive_the_process_that_made_them_and_stay_in_memory(tmp_path:
         assert ask(lm) == (0, 4)
 
 
+def test_checking_a_folder_keeps_windows_of_every_form(tmp_path: Path) -> None:
+    for form, windows in (("as computed", 4), ("int8", 3)):
+        with PassageCache(path=tmp_path / "w", store=form) as cache:
+            assert ask(model(cache)) == (0, windows)
+    with PassageCache(path=tmp_path / "w") as cache:
+        assert cache.verify() == (7, 0)
+
+
 def test_the_salt_is_no_part_of_a_request() -> None:
     """Nothing that a request carries reaches it: an unknown option is transformers' own error."""
     lm = model(PassageCache("1MB", salt="ours"))

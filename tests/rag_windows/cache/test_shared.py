@@ -327,23 +327,33 @@ def test_who_waits_for_the_store_keeps_no_other_row_of_the_batch_waiting() -> No
 
 
 def test_what_is_forgotten_while_it_is_read_does_not_stay() -> None:
+    """Both windows are read, then forgotten, and only then do they come to the request."""
     place = {"shared": fresh()}
     ask(machine(place))
     lm = machine(place)
     assert lm.cache is not None
-    cache, once = lm.cache, threading.Lock()
+    cache, both = lm.cache, threading.Barrier(3)
+    digests = cache.digests(["1", "2"])
+    keys = SharedTier(place["shared"]).keys_with(digests)
+    assert len(keys) == 2
 
-    def forget(name: str, plain: Any, *given: Any, **options: Any) -> Any:
+    def forgotten_on_the_way(name: str, plain: Any, *given: Any, **options: Any) -> Any:
         found = plain(*given, **options)
-        if name == "cat_file" and once.acquire(blocking=False):
-            assert cache.invalidate(["1", "2"]) == 2
+        if name == "cat_file" and any(key in given[0] for key in keys):
+            both.wait(30)
+            both.wait(30)
         return found
 
-    between(cache, forget)
-    ask(lm)
+    between(cache, forgotten_on_the_way)
+    with ThreadPoolExecutor(1) as thread:
+        asked = thread.submit(ask, lm)
+        both.wait(30)
+        assert cache.invalidate(["1", "2"]) == 2
+        both.wait(30)
+        assert asked.result(30) == (5, 0)
     assert cache.memory is not None
-    assert not cache.memory.keys_with(cache.digests(["1", "2"]))
-    assert SharedTier(place["shared"]).keys_with(cache.digests(["1", "2"])) == []
+    assert cache.memory.keys_with(digests) == []
+    assert SharedTier(place["shared"]).keys_with(digests) == []
 
 
 def test_reads_run_beside_each_other() -> None:
