@@ -9,12 +9,20 @@ import typer
 from pydantic import ByteSize
 
 from rag_windows.cli import options
-from rag_windows.cli.options import ModelOptions, SearchOptions, loaded_model, open_corpus, quieten
+from rag_windows.cli.options import (
+    ModelOptions,
+    RayOptions,
+    SearchOptions,
+    loaded_model,
+    quieten,
+    read_passages,
+)
 from rag_windows.cli.render import Group, progress, show, tell, write_json
 from rag_windows.errors import InputError
 
 if TYPE_CHECKING:
     from rag_windows import PassageCache
+    from rag_windows.fleet.data import WarmedCorpus
 
 _DAY_S = 86_400
 
@@ -43,7 +51,6 @@ def stats(
     _print(json, f"{where}: {held['entries']} windows, {size}{most}.", held)
 
 
-@cache.command()
 @options.spreading(
     without=("top_k", "method", "profile", "rag_temperature", "rag_scale", "no_cache")
 )
@@ -52,22 +59,29 @@ def warm(
     search: SearchOptions,
     model: ModelOptions,
     system: options.System = None,
+    over: RayOptions,
     json: options.Json = False,
 ) -> None:
     """Encode documents before the first question; continues where it was interrupted.
 
-    Give the same model, instruction (--system) and passage lengths as for the questions later.
+    Give the same model, instruction (--system) and passage lengths as for the questions later. With
+    --ray or --replicas, the processes of a cluster encode them into the --shared store.
     """
-    passages = open_corpus(search, model.model).passages
-    with loaded_model(model) as lm, progress("Encoding the passages") as counted:
-        counted(0, len(passages))
-        warmed = lm.warm(
-            passages, prefix=system, on_warmed=lambda done, total: counted(done, total or done)
-        )
-        store = None if lm.cache is None else lm.cache.shared
-    if store is not None and store.unwritten:
+    if over.wanted:
+        done = _warm_over_ray(search, model, system, over)
+        warmed, unwritten = done.warmed, done.unwritten
+    else:
+        passages = read_passages(search, model.model)
+        with loaded_model(model) as lm, progress("Encoding the passages") as counted:
+            counted(0, len(passages))
+            warmed = lm.warm(
+                passages, prefix=system, on_warmed=lambda done, total: counted(done, total or done)
+            )
+            store = None if lm.cache is None else lm.cache.shared
+        unwritten = 0 if store is None else store.unwritten
+    if unwritten:
         tell(
-            f"Note: {store.unwritten} windows could not be written to the shared store. Repeat the "
+            f"Note: {unwritten} windows could not be written to the shared store. Repeat the "
             "command to write them."
         )
     line = (
@@ -75,6 +89,27 @@ def warm(
         f"{warmed.present} were in the cache already; {warmed.seconds:.1f} s."
     )
     _print(json, line, dataclasses.asdict(warmed))
+
+
+cache.command(help="Encode documents before the first question: the same as rag-windows warm.")(
+    warm
+)
+
+
+def _warm_over_ray(
+    search: SearchOptions, model: ModelOptions, system: str | None, over: RayOptions
+) -> WarmedCorpus:
+    options.check_documents(search, model.model)
+    made = options.fleet_options(search, model, **over.size)
+    from rag_windows.fleet import data
+
+    with (
+        progress("Encoding the passages") as counted,
+        data.cluster(over.ray, made.replicas, made.cpus_per_replica),
+    ):
+        done = data.warm(made, prefix=system, strict=search.strict, on_warmed=counted)
+    options.tell_left_out(done.skipped, strict=search.strict)
+    return done
 
 
 @cache.command()

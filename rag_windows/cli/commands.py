@@ -17,7 +17,7 @@ from rag_windows import __version__
 from rag_windows.benchmark.result import Plan, Result, markdown
 from rag_windows.cli import options, render
 from rag_windows.cli.ask import ask, chat, demo
-from rag_windows.cli.cache import cache
+from rag_windows.cli.cache import cache, warm
 from rag_windows.cli.calibrate import calibrate
 from rag_windows.cli.evaluation.app import evaluation
 from rag_windows.cli.options import ModelOptions, count, option
@@ -69,7 +69,7 @@ def rag_windows(
     """Answer questions over documents; each retrieved passage is read in a window of its own."""
 
 
-for command in (ask, chat, demo, serve, calibrate):
+for command in (ask, chat, demo, serve, warm, calibrate):
     app.command()(command)
 
 

@@ -15,7 +15,7 @@ import socket
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from importlib import resources
@@ -32,9 +32,9 @@ from rag_windows.prompt.visible_text import encodable
 from rag_windows.samples import samples_path
 
 if TYPE_CHECKING:
-    from rag_windows import Method, PassageCache, WindowedLM
+    from rag_windows import Method, Passage, PassageCache, WindowedLM
     from rag_windows.fleet import FleetOptions
-    from rag_windows_retrievers import BM25Retriever
+    from rag_windows_retrievers import BM25Retriever, Skipped
 
 
 def option(metavar: str | None, text: str, **settings: Any) -> Any:
@@ -221,6 +221,41 @@ class ModelOptions:
     def name(self) -> str:
         """The model's name or folder."""
         return self.model or DEFAULT_MODEL
+
+
+@dataclass(frozen=True, slots=True)
+class RayOptions:
+    """A cluster of Ray's that does the work, if one is named or started."""
+
+    ray: Annotated[
+        str | None,
+        option(
+            "ADDRESS",
+            "Work over this cluster of Ray; auto is the one that this machine belongs to. "
+            "Default, with --replicas: one on this machine.",
+        ),
+    ] = None
+    replicas: Annotated[
+        int | None, count("Processes of the cluster, each with a model. Default, with --ray: 1.")
+    ] = None
+    gpus_per_replica: Annotated[float, option("N", "GPUs of each process.", min=0)] = 0.0
+    cpus_per_replica: Annotated[
+        float, option("N", "CPUs that Ray counts for each process, and its threads.", min=0)
+    ] = 1.0
+
+    @property
+    def wanted(self) -> bool:
+        """Whether a cluster does the work."""
+        return self.ray is not None or self.replicas is not None
+
+    @property
+    def size(self) -> dict[str, Any]:
+        """As `FleetOptions` has it."""
+        return {
+            "replicas": self.replicas or 1,
+            "gpus_per_replica": self.gpus_per_replica,
+            "cpus_per_replica": self.cpus_per_replica,
+        }
 
 
 @contextmanager
@@ -437,6 +472,31 @@ def _notice_missing_network() -> None:
 
 def open_corpus(search: SearchOptions, model: str | None) -> BM25Retriever:
     """An index over the documents' passages; what was not read is told."""
+    passages = read_passages(search, model)
+    from rag_windows_retrievers import BM25Retriever
+
+    with progress("Indexing passages"):
+        return BM25Retriever(passages)
+
+
+def read_passages(search: SearchOptions, model: str | None) -> tuple[Passage, ...]:
+    """The documents' passages; what was not read is told."""
+    check_documents(search, model)
+    from rag_windows_retrievers import load_documents, split_documents
+
+    with progress("Reading documents"):
+        if search.docs:
+            loaded = load_documents(search.docs, strict=False)
+        else:
+            sample = samples_path() / "corpus"
+            loaded = load_documents([sample], root=sample)
+        passages = split_documents(loaded.documents, words=search.passage_words)
+    tell_left_out(loaded.skipped, strict=search.strict)
+    return passages
+
+
+def check_documents(search: SearchOptions, model: str | None) -> None:
+    """Refuse documents without a model that could answer over them."""
     if search.docs and model is None:
         unnamed = InputError(
             "--docs needs a model. Name one with --model or in RAG_WINDOWS_MODEL: a local folder "
@@ -447,22 +507,17 @@ def open_corpus(search: SearchOptions, model: str | None) -> BM25Retriever:
             "same, give --model tiny-reader."
         )
         raise unnamed
-    from rag_windows_retrievers import BM25Retriever, load_documents, split_documents
-
     # It warns of oddities inside files that it reads all the same.
     logging.getLogger("pypdf").setLevel(logging.ERROR)
-    with progress("Reading documents"):
-        if search.docs:
-            loaded = load_documents(search.docs, strict=False)
-        else:
-            sample = samples_path() / "corpus"
-            loaded = load_documents([sample], root=sample)
-        retriever = BM25Retriever(split_documents(loaded.documents, words=search.passage_words))
-    bad = [f"{one.label}: {one.reason}" for one in loaded.skipped if one.problem]
+
+
+def tell_left_out(skipped: Sequence[Skipped], *, strict: bool) -> None:
+    """Say which files and lines were not read; an error if they should have been and `strict`."""
+    bad = [f"{one.label}: {one.reason}" for one in skipped if one.problem]
     of_all = f"{len(bad)} {'file or line' if len(bad) == 1 else 'files or lines'} of the documents"
-    if search.strict and len(bad) == 1:
+    if strict and len(bad) == 1:
         raise DocumentError(bad[0])
-    if search.strict and bad:
+    if strict and bad:
         error = DocumentError(f"{of_all} can't be read. Correct them, or leave out --strict.")
         for one in bad:
             error.add_note(f"- {one}")
@@ -471,8 +526,7 @@ def open_corpus(search: SearchOptions, model: str | None) -> BM25Retriever:
         tell(f"Note: {of_all} can't be read; the others are used (--strict stops here):")
     for one in bad:
         tell(f"- {one}")
-    others = [f"{one.label} ({one.reason})" for one in loaded.skipped if not one.problem]
+    others = [f"{one.label} ({one.reason})" for one in skipped if not one.problem]
     if others:
         more = f"; and {len(others) - 3} more" if len(others) > 3 else ""
         tell(f"Note: Left out: {'; '.join(others[:3])}{more}.")
-    return retriever

@@ -14,7 +14,7 @@ from rich.table import Column
 from rich.text import Text
 
 from rag_windows.cli import options, render
-from rag_windows.cli.options import ModelOptions, count, flag, option, spreading
+from rag_windows.cli.options import ModelOptions, RayOptions, count, flag, option, spreading
 from rag_windows.cli.render import Group
 from rag_windows.errors import require
 from rag_windows.prompt.visible_text import one_line
@@ -129,6 +129,7 @@ def inscit(
     embedder: Annotated[str | None, option("MODEL", "Embedding model of dense and hybrid.")] = None,
     top_k: TopK = "20",
     asking: Asking,
+    over: RayOptions,
     style: Style = "plain",
     evidence: Annotated[
         int, count("Number of passages that a prediction names as evidence, by attention weight.")
@@ -140,17 +141,23 @@ def inscit(
     """
     search = {"kind": retriever, "depth": max(top_k), "embedder": embedder}
     chosen = {"corpus": corpus, "style": style, "evidence": evidence}
-    _running().evaluate(asking, "inscit", data, top_k, search, **chosen)
+    _running().evaluate(asking, over, "inscit", data, top_k, search, **chosen)
 
 
 @evaluation.command()
 @spreading(without=_NO_OPTIONS)
 def chatrag(
-    *, data: Data, dataset: Dataset, top_k: TopK = "5", asking: Asking, style: Style = "chatrag"
+    *,
+    data: Data,
+    dataset: Dataset,
+    top_k: TopK = "5",
+    asking: Asking,
+    over: RayOptions,
+    style: Style = "chatrag",
 ) -> None:
     """ChatRAG-Bench: ten conversational datasets whose passages come ranked with the question."""
     search = {"depth": max(top_k)}
-    _running().evaluate(asking, "chatrag", data, top_k, search, dataset=dataset, style=style)
+    _running().evaluate(asking, over, "chatrag", data, top_k, search, dataset=dataset, style=style)
 
 
 @evaluation.command()
@@ -172,11 +179,12 @@ def icl(
         list[str] | None, option("TEXT", "A text without content, such as N/A; can be repeated.")
     ] = None,
     asking: Asking,
+    over: RayOptions,
 ) -> None:
     """In-context learning: label texts by demonstrations that are read in windows."""
     asking = replace(asking, model=asking.model or "tiny-learner")
     chosen = {"demonstrations": demos, "windows": windows, "calibrate_with": calibrate_with or []}
-    _running().evaluate(asking, "icl", task, shots, {}, seed=asking.seed, **chosen)
+    _running().evaluate(asking, over, "icl", task, shots, {}, seed=asking.seed, **chosen)
 
 
 @evaluation.command()
@@ -193,10 +201,11 @@ def long(
         int | None, count("Number of questions for each size and position. Default: 10.")
     ] = None,
     asking: Asking,
+    over: RayOptions,
 ) -> None:
     """Needle in a haystack: one passage holds the answer, at several places among many passages."""
     chosen = {"haystack": haystack, "sizes": passages, "depths": positions, "questions": questions}
-    _running().evaluate(asking, "long", None, [None], {}, seed=asking.seed, **chosen)
+    _running().evaluate(asking, over, "long", None, [None], {}, seed=asking.seed, **chosen)
 
 
 @evaluation.command()

@@ -20,7 +20,7 @@ from pydantic import BaseModel
 
 from rag_windows.calibration import Profile
 from rag_windows.cli import render
-from rag_windows.cli.options import loaded_model
+from rag_windows.cli.options import RayOptions, SearchOptions, fleet_options, loaded_model
 from rag_windows.cli.render import EXIT_ERROR, progress, tell
 from rag_windows.errors import DataError, InputError, RagWindowsError
 from rag_windows.evaluation import chatrag, icl, inscit, report
@@ -33,6 +33,7 @@ from rag_windows.methods import resolve
 from rag_windows.methods.registry import names_in
 
 if TYPE_CHECKING:
+    from rag_windows import WindowedLM
     from rag_windows.cli.evaluation.app import Asking
 
 
@@ -74,8 +75,40 @@ def compared(asking: Asking, depths: Sequence[int | None]) -> tuple[runs.Arm, ..
     return runs.arms(chosen, depths)
 
 
+@contextmanager
+def _models(
+    asking: Asking, over: RayOptions, answerer: runs.Answerer
+) -> Iterator[tuple[runs.Described, runs.Asking]]:
+    """What the model is, and what asks it: here, or in the processes of a cluster."""
+    if not over.wanted:
+        with loaded_model(asking) as lm:
+            yield runs.Described.of(lm), runs.asking_one(lm, answerer)
+        return
+    made = fleet_options(SearchOptions(), asking, cache_memory=asking.cache_memory, **over.size)
+    from rag_windows.fleet import data
+
+    with data.cluster(over.ray, made.replicas, made.cpus_per_replica):
+        models = data.Models(made)
+        with progress(f"Loading {asking.name}"):
+            first, *others = models.each(runs.Described.of)
+        if different := [one for one in others if one.settings != first.settings]:
+            told = "; ".join(runs.differences(first.settings, different[0].settings))
+            raise InputError(
+                f"The machines of the cluster have different models: {told}. Give all of them the "
+                "same files."
+            )
+        yield first, functools.partial(models.map, functools.partial(_answered, answerer))
+
+
+def _answered(
+    answerer: runs.Answerer, lm: WindowedLM, block: runs.Block
+) -> list[Sequence[runs.Answered]]:
+    return list(runs.answers(lm, answerer, block))
+
+
 def evaluate(
     asking: Asking,
+    over: RayOptions,
     kind: Any,
     data: str | None,
     arms_read: Sequence[int | None],
@@ -100,15 +133,15 @@ def evaluate(
     if asking.out is not None:  # told before gigabytes are loaded
         with runs.locked(asking.out):
             pass
-    with loaded_model(asking) as lm:
-        manifest = runs.Manifest.of(runs.Described.of(lm), task, arms, search.settings, generating)
+    with _models(asking, over, answerer) as (model, ask):
+        manifest = runs.Manifest.of(model, task, arms, search.settings, generating)
         path = asking.out or _default_folder(manifest, asking.name)
         with runs.RunFolder.begin(path, manifest, asking.fresh) as folder, _going_on(path):
             write_whole(path / runs.SOURCE, source.model_dump_json(indent=2) + "\n")
             with progress("Embedding passages") as counted:
                 ranking = search.over(task, path / runs.INDEX, counted)
             with progress("Answering") as counted:
-                run = runs.Run(task, arms, ranking, folder, runs.asking_one(lm, answerer), batch)
+                run = runs.Run(task, arms, ranking, folder, ask, batch)
                 failed = run.answer(counted)
             with progress("Scoring"):
                 summary = summarise(task, folder)
