@@ -31,7 +31,7 @@ from rag_windows.evaluation.files import add_lines, cut_torn, read_lines
 from rag_windows.evaluation.summary import Estimate, bootstrap, estimate
 from rag_windows.evaluation.summary import percent as percent_of
 from rag_windows_retrievers import BM25Retriever
-from training.samples import TASKS, Case, draw_case
+from training.tasks import NEEDS_TWO, TASKS, Case, draw_case
 
 ASKED = ["single", "two-hop", "not stated", "follow-up", "classification"]
 LEARNED = ("two-hop", "classification")
@@ -134,7 +134,7 @@ def wanted(options: argparse.Namespace) -> list[tuple[str, str, int, str]]:
     for passages in sorted(options.passages, reverse=True):
         for task in options.tasks:
             model = options.model or ("tiny-learner" if task in LEARNED else "tiny-reader")
-            if passages > 1 or task != "two-hop":
+            if passages > 1 or task not in NEEDS_TWO:
                 keys += [(model, task, passages, label) for label in options.methods]
     return keys
 

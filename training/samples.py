@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -99,13 +99,15 @@ class Turn:
 class Sample:
     """A context with its conversation: (title, text) of each passage, then the turns.
 
-    `before` is text of the user's first message in front of the passages.
+    `before` is text of the user's first message in front of the passages, `documents` the number of
+    the document that each passage is a part of, where passages are parts.
     """
 
     passages: tuple[tuple[str | None, str], ...]
     turns: tuple[Turn, ...]
     system: str | None = None
     before: str = ""
+    documents: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +142,7 @@ def draw_context(rng: np.random.Generator, recipe: Recipe, split: Split) -> Cont
     """Draws the entities of a sequence with their facts and statement forms."""
     entities: list[Entity] = []
     if recipe.linked:
-        entities = _draw_linked(rng, recipe, split)
+        entities = draw_linked(rng, recipe, split)
     else:
         if recipe.entities > 1 and rng.random() < recipe.mixed:
             kinds = rng.integers(len(KINDS), size=recipe.entities).tolist()
@@ -149,13 +151,14 @@ def draw_context(rng: np.random.Generator, recipe: Recipe, split: Split) -> Cont
             kinds = [rng.choice(len(KINDS), p=[0.32, 0.17, 0.17, 0.17, 0.17])] * recipe.entities
         facts = _facts(rng, recipe)
         for kind in dict.fromkeys(kinds):
-            entities += _draw_kind(rng, recipe, split, KINDS[kind], kinds.count(kind), facts)
+            entities += draw_kind(rng, recipe, split, KINDS[kind], kinds.count(kind), facts)
     shuffled = [entities[i] for i in rng.permutation(len(entities))]
-    forms = [
-        {name: one.kind.relations[name].draw_pair(rng, split)[0] for name in one.facts}
-        for one in shuffled
-    ]
-    return Context(shuffled, forms)
+    return Context(shuffled, [draw_forms(rng, one, split) for one in shuffled])
+
+
+def draw_forms(rng: np.random.Generator, entity: Entity, split: Split) -> dict[str, int]:
+    """A statement form for each relation of an entity."""
+    return {name: entity.kind.relations[name].draw_pair(rng, split)[0] for name in entity.facts}
 
 
 def _facts(rng: np.random.Generator, recipe: Recipe) -> int:
@@ -163,7 +166,7 @@ def _facts(rng: np.random.Generator, recipe: Recipe) -> int:
     return int(rng.integers(1, recipe.facts + 1)) if fewer else recipe.facts
 
 
-def _draw_kind(
+def draw_kind(
     rng: np.random.Generator,
     recipe: Recipe,
     split: Split,
@@ -208,16 +211,14 @@ def _target(kind: Kind, relation: str) -> Kind:
     return kind_named(values.kind) if isinstance(values, NamesOf) else kind
 
 
-def _draw_linked(rng: np.random.Generator, recipe: Recipe, split: Split) -> list[Entity]:
+def draw_linked(rng: np.random.Generator, recipe: Recipe, split: Split) -> list[Entity]:
     """Half of the entities, rounded up, and others that name them by one relation."""
     kind, relation = pick(rng, LINKS)
     target = _target(kind, relation)
     reached = (recipe.entities + 1) // 2
     facts = max(2, _facts(rng, recipe))
-    targets = _draw_kind(rng, recipe, split, target, reached, facts)
-    sources = _draw_kind(
-        rng, recipe, split, kind, recipe.entities - reached, facts, always=relation
-    )
+    targets = draw_kind(rng, recipe, split, target, reached, facts)
+    sources = draw_kind(rng, recipe, split, kind, recipe.entities - reached, facts, always=relation)
     order = rng.permutation(reached)
     for n, source in enumerate(sources):
         # Some links lead out of the passages: what lies behind them is not stated.
@@ -239,25 +240,25 @@ def draw_turns(
         if rng.random() < recipe.unstated:
             turn = _unstated(rng, context, split)
         elif rng.random() < recipe.hops:
-            turn = _hop(rng, context, split)
+            turn = draw_hop(rng, context, split)
         elif before is not None and rng.random() < recipe.follow:
             relation = pick(rng, list(context.entities[before].facts))
-            turn = _stated(rng, context, before, relation, split, True)
+            turn = draw_stated(rng, context, before, relation, split, True)
         else:
-            turn = _stated(rng, context, *pick(rng, facts), split, False)
+            turn = draw_stated(rng, context, *pick(rng, facts), split, False)
         if turn is not None:
             turns.append(turn)
     return tuple(turns)
 
 
-def _blind(context: Context, entity: Entity, relation: str) -> float:
+def blind_chance(context: Context, entity: Entity, relation: str) -> float:
     """Chance of a reader that knows kind and relation, but not whom the question is about."""
     same = [e for e in context.entities if e.kind is entity.kind and relation in e.facts]
     values = [e.facts[relation] for e in same]
     return values.count(entity.facts[relation]) / len(values)
 
 
-def _stated(
+def draw_stated(
     rng: np.random.Generator, context: Context, e: int, relation: str, split: Split, follow: bool
 ) -> Turn:
     """A question that passage `e` answers; `follow`: by a pronoun where the form allows one."""
@@ -270,7 +271,7 @@ def _stated(
         entity.facts[relation],
         e,
         "follow-up" if name else "single",
-        _blind(context, entity, relation),
+        blind_chance(context, entity, relation),
         None if name else entity.name,
     )
 
@@ -299,7 +300,7 @@ def _unstated(rng: np.random.Generator, context: Context, split: Split) -> Turn 
     return Turn(entity.ask(relation, form), NOT_STATED, passage, "not stated", 0.0)
 
 
-def _hop(rng: np.random.Generator, context: Context, split: Split) -> Turn | None:
+def draw_hop(rng: np.random.Generator, context: Context, split: Split) -> Turn | None:
     """A question about the founder, author, employer ... of an entity, in two steps.
 
     The answer names that entity, asks the second question, which single questions teach, and
@@ -324,7 +325,7 @@ def _hop(rng: np.random.Generator, context: Context, split: Split) -> Turn | Non
         wanted = pick(rng, list(entity.facts))
         statement = context.forms[reached][wanted]
         form = entity.kind.relations[wanted].draw_question(rng, statement, split)
-        answer, blind = entity.facts[wanted], _blind(context, entity, wanted)
+        answer, blind = entity.facts[wanted], blind_chance(context, entity, wanted)
     steps = f"{name}. {entity.ask(wanted, form)}"
     question = entity.ask(wanted, form, described)
     return Turn(question, f"{steps} {answer}", None, task, blind, source.name, name, steps)
@@ -414,58 +415,3 @@ def draw_sample(
         for turn in turns
     ]
     return Sample(passages, tuple(framed), system, before)
-
-
-PLAIN = Recipe(1, questions=1, fewer=0.0, mixed=0.0, system=0.0)
-TASKS: Mapping[str, Recipe | Demonstrations] = {
-    # One question with the full name; full names in every sentence.
-    "single": PLAIN,
-    # As above, but half of the names share a word with another name.
-    "kin": replace(PLAIN, kin=0.5),
-    # Later sentences say he, she, it, "the company" or a surname.
-    "pronouns": replace(PLAIN, pronouns=0.5, surnames=0.2),
-    # A second question with a pronoun or "the company", about the entity of the first.
-    "follow-up": replace(PLAIN, questions=2, follow=1.0),
-    # The fact, or the entity, is not in the passages.
-    "not stated": replace(PLAIN, missing=0.2, unstated=1.0),
-    # "Where was the founder of Wendwick Press born?", over two passages.
-    "two-hop": replace(PLAIN, linked=True, hops=1.0),
-    # Made-up words with made-up labels, eight demonstrations a passage.
-    "classification": Demonstrations(1, questions=1),
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Case:
-    """One question over passages: (title, text) pairs, messages before it, the right answer.
-
-    `blind` is the chance of being right for a reader that knows the kind of entity and the relation
-    but not the entity; for classification, of one that knows the labels.
-    """
-
-    passages: tuple[tuple[str | None, str], ...]
-    messages: tuple[Mapping[str, str], ...]
-    answer: str
-    blind: float
-
-
-def draw_case(
-    rng: np.random.Generator, task: str, passages: int, split: Split = "held-out"
-) -> Case:
-    """Draws a case of a task with this many passages."""
-    plain = TASKS[task]
-    recipe: Recipe | Demonstrations = (
-        replace(plain, passages=passages)
-        if isinstance(plain, Demonstrations)
-        else replace(plain, entities=passages)
-    )
-    wanted = "single" if task in ("kin", "pronouns") else task
-    while (sample := draw_sample(rng, recipe, split)).turns[-1].task != wanted:
-        pass
-    *before, last = sample.turns
-    messages: list[Mapping[str, str]] = []
-    for turn in before:
-        messages.append({"role": "user", "content": turn.question})
-        messages.append({"role": "assistant", "content": turn.answer})
-    messages.append({"role": "user", "content": last.question})
-    return Case(sample.passages, tuple(messages), last.answer, last.blind)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import itertools
 import json
 from pathlib import Path
 
@@ -12,10 +13,11 @@ import pytest
 
 from rag_windows import Passage
 from rag_windows.prompt.builder import Prompt
-from training.samples import TASKS, Sample, Turn, draw_case, draw_sample
+from training.samples import Sample, Turn, draw_sample
+from training.tasks import TASKS, draw_case
 from training.tokens import ANSWER, Encoder, train_tokenizer, words
 from training.train import CURRICULA, Settings, Trainer
-from training.world import NOT_STATED
+from training.world import KINDS, NOT_STATED
 
 TOKENIZER = train_tokenizer()
 ENCODER = Encoder(TOKENIZER)
@@ -75,3 +77,40 @@ def test_training_tokens_are_those_of_the_prompt(task: str) -> None:
 def test_every_word_is_one_token_with_and_without_a_space() -> None:
     for word in words():
         assert len(TOKENIZER.encode(word)) == len(TOKENIZER.encode(f" {word}")) == 1
+
+
+NAMES = {f"{first} {second}" for kind in KINDS for first in kind.firsts for second in kind.seconds}
+CONNECTED = ["split documents", "aliases", "joined", "corrections"]
+
+
+@pytest.mark.parametrize("passages", [2, 3, 8, 16])
+@pytest.mark.parametrize("task", CONNECTED)
+def test_no_passage_answers_a_connected_question_alone(task: str, passages: int) -> None:
+    for seed in range(20):
+        case = draw_case(np.random.default_rng(seed), task, passages)
+        assert len(case.passages) == passages
+        question = case.messages[-1]["content"]
+        words = question.rstrip("?").split(" ")
+        (name,) = {f"{a} {b}" for a, b in itertools.pairwise(words)} & NAMES
+        named = [i for i, (_, text) in enumerate(case.passages) if name in text]
+        stating = [i for i, (_, text) in enumerate(case.passages) if f" {case.answer}" in text]
+        assert named
+        assert stating
+        if task == "corrections":  # its name is there, but with the value that held before
+            assert len(named) == 2
+            assert named[-1] in stating
+            continue
+        assert set(named).isdisjoint(stating) or len(stating) > 1
+        assert min(named) < max(stating) or task == "joined"
+        if task == "split documents":
+            titles = [title for title, _ in case.passages]
+            starts = [case.documents.index(number) for number in case.documents]
+            assert [title is not None for title in titles] == [
+                start == place for place, start in enumerate(starts)
+            ]
+
+
+def test_a_connected_task_needs_two_passages() -> None:
+    for task in CONNECTED:
+        with pytest.raises(ValueError, match="at least 2 passages"):
+            draw_case(np.random.default_rng(0), task, 1)
