@@ -45,7 +45,7 @@ FOLDER_VARIABLE = "RAG_WINDOWS_CACHE_DIR"
 _MEMORY_SHARE, _DISK_SHARE = 0.25, 0.2  # of what is free; what `cache=True` takes
 _WAITING_SHARE, _LEAST_WAITING = 0.25, 256 << 20  # to be written: of the memory tier; at least
 _UNKNOWN_MEMORY = 4 << 30
-_UPLOADS = 4  # windows written to the shared store at the same time
+_UPLOADS = 8  # windows written to the shared store at the same time
 _GUESSED_TOKEN_S = 0.0005  # encoding a token, before this process has measured it
 _LEAST_WAIT_S = 0.1  # for the shared store: below, one that is well would often be too late
 _PACE_KEPT = 0.9  # what the measure so far counts beside a new one
@@ -596,7 +596,8 @@ class PassageCache:
         def upload(host: Entry) -> None:
             if self.shared is not None:
                 job = partial(self._put, [self.shared], key, host, epoch)
-                self._uploads.submit(job, host.nbytes, wait=wait)
+                if not self._uploads.submit(job, host.nbytes, wait=wait):
+                    self.shared.leave_out()
 
         def write() -> None:
             host = None

@@ -320,6 +320,12 @@ class SharedTier(Tier):
             self.remote.unwritten += not stored
         return stored
 
+    def leave_out(self) -> None:
+        """Count an entry that is not written because too many wait."""
+        self._count(refused=1)
+        with self.remote.lock:
+            self.remote.unwritten += 1
+
     def _put(self, key: str, entry: Entry) -> Outcome:
         if self._closed or not self.remote.writes.may():
             return "refused"
