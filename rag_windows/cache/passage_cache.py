@@ -48,6 +48,7 @@ _UNKNOWN_MEMORY = 4 << 30
 _UPLOADS = 8  # windows written to the shared store at the same time
 _GUESSED_TOKEN_S = 0.0005  # encoding a token, before this process has measured it
 _LEAST_WAIT_S = 0.1  # for the shared store: below, one that is well would often be too late
+_LEAST_MEASURED = 128  # tokens of a pass; a smaller one takes as long as its calls
 _PACE_KEPT = 0.9  # what the measure so far counts beside a new one
 _GROUP = Path("/sys/fs/cgroup")  # of this process, in a container
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(%|[kmgt]?i?b|)", re.ASCII | re.IGNORECASE)
@@ -545,6 +546,8 @@ class PassageCache:
 
     def measured(self, model: bytes, tokens: int, seconds: float) -> None:
         """So many tokens were encoded by a model in so much time."""
+        if tokens < _LEAST_MEASURED:
+            return
         with self._common.lock:
             before = self._common.pace.get(model, (0.0, 0.0))
             self._common.pace[model] = (

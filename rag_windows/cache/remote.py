@@ -82,6 +82,14 @@ class Remote:
         self.unwritten = 0
         self._warned: set[Pauses] = set()
         in_children(self)
+        if getattr(self.system, "async_impl", False):
+            # Clients of clouds take a second of computing to connect: not of the first request's.
+            connect = partial(self._connect, self.system)
+            threading.Thread(target=connect, name="rag-windows-connect", daemon=True).start()
+
+    def _connect(self, system: Any) -> None:
+        with contextlib.suppress(Exception):  # who asks will see
+            system.exists(f"{self.root}/entries")
 
     def after_fork(self) -> None:
         """A child has none of the threads; the parent's connections are not its own."""

@@ -278,7 +278,8 @@ def test_a_request_waits_no_longer_than_encoding_takes(monkeypatch: pytest.Monke
     assert isinstance(encoder, CachedEncoder)
     fingerprint = encoder.identity()[0]
     assert fingerprint is not None
-    patient.cache.measured(fingerprint, 1, 10.0)
+    patient.cache.measured(fingerprint, 1, 1000.0)  # too little to tell
+    patient.cache.measured(fingerprint, 1000, 10_000.0)
     assert ask(patient) == (5, 0)
 
 
