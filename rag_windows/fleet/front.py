@@ -5,6 +5,7 @@ import asyncio
 import json
 import logging
 import os
+import re
 import signal
 import socket
 import threading
@@ -359,6 +360,14 @@ def app(options: FleetOptions) -> Application:
     return bound
 
 
+def _cause() -> str:
+    """Why readers did not start, out of what Serve keeps of their tracebacks."""
+    deployments = serve.status().applications[NAME].deployments.values()
+    said = "\n".join(one.message for one in deployments)
+    own = re.findall(r"^rag_windows\.errors\.\w+: (.+)$", said, re.MULTILINE)
+    return own[-1] if own else "The readers did not start. The log above tells why."
+
+
 def _family(host: str) -> socket.AddressFamily:
     return socket.AF_INET6 if ":" in host else socket.AF_INET
 
@@ -416,7 +425,7 @@ def run(
         try:
             serve.run(app(options), name=NAME, logging_config=quiet)
         except RuntimeError as error:
-            raise InputError(f"The readers did not start. Their log is above. {error}") from error
+            raise InputError(_cause()) from error
         told(f" on http://{f'[{host}]' if ':' in host else host}:{port}")
         stopped = threading.Event()
         before = [
