@@ -27,9 +27,11 @@ class Router(RequestRouter):
     def initialize_state(self, **given: Any) -> None:
         """Take the arguments of a `RequestRouterConfig`.
 
-        ``routing`` is a name, ``full`` the number of requests of which a reader refuses further.
+        ``routing`` is a name; ``rows`` and ``full`` are the numbers of requests with which a reader
+        has further ones wait in line, and refuses them.
         """
-        self._routing, self._full = ROUTINGS[given["routing"]], given["full"]
+        self._routing = ROUTINGS[given["routing"]]
+        self._steps = given["rows"], given["full"]
         self._published: dict[ReplicaID, tuple[bytes, frozenset[int]]] = {}
         self._passed: dict[ReplicaID, dict[int, float]] = {}
 
@@ -48,8 +50,11 @@ class Router(RequestRouter):
         routing = ROUTINGS["random"] if question is None else self._routing
         asked = question or Question((), (), 0)
         known = [self._known(one, asked) for one in candidate_replicas]
-        # Whatever a routing makes of loads, nobody is refused while another reader has room.
-        order = sorted(routing(asked, known), key=lambda index: known[index].load >= self._full)
+        # Encoding passages takes less time than a line: nobody waits while another reader is free.
+        order = sorted(
+            routing(asked, known),
+            key=lambda index: sum(known[index].load >= step for step in self._steps),
+        )
         return [[candidate_replicas[index]] for index in order]
 
     def on_request_routed(

@@ -115,9 +115,9 @@ class SimpleIdentity(str):
         return str(self)
 
 
-async def test_a_full_reader_is_the_last_to_be_asked() -> None:
+async def test_nobody_waits_or_is_refused_while_a_reader_is_free() -> None:
     router: Any = Router.__new__(Router)
-    router.initialize_state(routing="resident", full=3)
+    router.initialize_state(routing="resident", rows=3, full=5)
     loads = {SimpleIdentity("a"): 0, SimpleIdentity("b"): 2, SimpleIdentity("c"): 0}
     router._replica_queue_len_cache = loads
     replicas = [replica("a", set()), replica("b", {7, 8}), replica("c", {8})]
@@ -134,7 +134,10 @@ async def test_a_full_reader_is_the_last_to_be_asked() -> None:
     assert await order() == ["b", "c", "a"]
     loads[SimpleIdentity("b")] = 3
     assert await order() == ["c", "a", "b"]
+    loads |= {SimpleIdentity("a"): 3, SimpleIdentity("c"): 5}
+    assert await order() == ["b", "a", "c"]
     # What a question has brought a reader counts before it is published.
+    loads |= dict.fromkeys(loads, 0)
     pending.kwargs = {"question": Question((9,), (1000,), 0)}
     router.on_request_routed(pending, SimpleIdentity("a"), None)
     assert (await order())[0] == "a"
@@ -146,7 +149,12 @@ async def test_the_server_itself_refuses_what_a_front_could_not_read() -> None:
     reader.name, reader._failed, reader._lm = "one", False, lm
     reader._app = create_app(lm, Settings(most_body_bytes=10, idle_s=1))
     headers = [(b"content-type", b"application/json"), (b"x-request-id", b"one\ntwo")]
-    scope = {"type": "http", "method": "POST", "path": "/v1/chat/completions", "headers": headers}
+    scope: dict[str, Any] = {
+        "type": "http",
+        "method": "POST",
+        "path": "/v1/chat/completions",
+        "headers": headers,
+    }
     scope |= {"query_string": b"", "root_path": "", "asgi": {"version": "3.0"}}
     for relayed, status, code in (
         (Relayed(scope, b"{", late=True), 408, "timeout"),
