@@ -562,11 +562,11 @@ COLOURS = dict(zip(WAYS, ("#7f7f7f", "#d98f00", "#0072b2", "#009e73", "#cc3377")
 
 def picture(found: Mapping[Setting, Found], base: Setting) -> Figure:
     """Tokens encoded by the size of the fleet, and waiting by its load."""
-    figure = Figure(figsize=(5.4, 5.2), layout="constrained", facecolor="#ffffff")
+    figure = Figure(figsize=(5.4, 5.8), layout="constrained", facecolor="#ffffff")
     upper, lower = figure.subplots(2, 1)
     panels = (
         (upper, "replicas", "replicas", "tokens encoded a question", "encoded"),
-        (lower, "load", "load", "first token, 95% within, seconds", "p95"),
+        (lower, "load", "load", "seconds to first token, p95", "p95"),
     )
     for axes, name, below, beside, value in panels:
         for way in WAYS:
@@ -583,8 +583,11 @@ def picture(found: Mapping[Setting, Found], base: Setting) -> Figure:
     upper.set_xscale("log", base=4)
     upper.set_xticks([1, 4, 16, 64, 256], ["1", "4", "16", "64", "256"])
     upper.set_ylim(bottom=0)
+    upper.minorticks_off()
     lower.set_yscale("log")
-    upper.legend(fontsize=9, frameon=False, ncols=2)
+    lower.set_yticks([1, 10, 100], ["1", "10", "100"])
+    lower.minorticks_off()
+    figure.legend(*upper.get_legend_handles_labels(), loc="outside lower center", ncols=2)
     return figure
 
 
@@ -677,6 +680,7 @@ def main(given: Sequence[str] | None = None) -> None:
         before = LOG.read_text(encoding="utf-8")
         LOG.write_text(filled(before, made.get), encoding="utf-8")
         mpl.rcParams |= {"svg.fonttype": "path", "svg.hashsalt": "rag-windows"}
+        mpl.rcParams["font.family"] = "DejaVu Sans"
         picture(found, base).savefig(PICTURE, metadata={"Date": None})
 
 

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import time
-from math import inf
 from typing import Any
 
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
-from rag_windows.fleet.routing import ROUTINGS, Question, Replica, unpack
+from rag_windows.fleet.routing import ROUTINGS, Held, Question, Replica, unpack
 
 PUBLISH_S = 2.0
 """Readers publish what they hold so often."""
-
-_BELIEVED_S = 3 * PUBLISH_S
-"""So long a reader is taken to hold what a question has brought it, before it publishes that."""
 
 
 class Router(RequestRouter):
@@ -32,8 +28,8 @@ class Router(RequestRouter):
         """
         self._routing = ROUTINGS[given["routing"]]
         self._steps = given["rows"], given["full"]
-        self._published: dict[ReplicaID, tuple[bytes, frozenset[int]]] = {}
-        self._passed: dict[ReplicaID, dict[int, float]] = {}
+        self._published: dict[ReplicaID, bytes] = {}
+        self._held: dict[ReplicaID, Held] = {}
 
     async def choose_replicas(
         self,
@@ -49,7 +45,7 @@ class Router(RequestRouter):
         question = None if pending_request is None else pending_request.kwargs.get("question")
         routing = ROUTINGS["random"] if question is None else self._routing
         asked = question or Question((), (), 0)
-        known = [self._known(one, asked) for one in candidate_replicas]
+        known = [self._known(one) for one in candidate_replicas]
         # Encoding passages takes less time than a line: nobody waits while another reader is free.
         order = sorted(
             routing(asked, known),
@@ -62,32 +58,22 @@ class Router(RequestRouter):
     ) -> None:
         """Note what a reader will hold before it publishes that."""
         if (question := pending_request.kwargs.get("question")) is not None:
-            passed = self._passed.setdefault(replica_id, {})
-            passed.update(dict.fromkeys(question.digests, time.monotonic()))
+            held = self._held.setdefault(replica_id, Held())
+            held.sent(question.digests, time.monotonic())
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
         """Forget readers that are gone."""
         super().update_replicas(replicas)
-        for known in (self._published, self._passed):
+        for known in (self._published, self._held):
             for gone in known.keys() - self.curr_replicas.keys():
                 del known[gone]
 
-    def _known(self, replica: RunningReplica, asked: Question) -> Replica:
+    def _known(self, replica: RunningReplica) -> Replica:
         name, packed = replica.replica_id, replica.routing_stats.get("held", b"")
-        passed, now = self._passed.setdefault(name, {}), time.monotonic()
-        if self._published.get(name, (None,))[0] != packed:
-            self._published[name] = packed, unpack(packed)
-            # What was passed on before that is published by now, or was not kept.
-            for number in [one for one, at in passed.items() if now - at > _BELIEVED_S]:
-                del passed[number]
-        _, published = self._published[name]
+        held, now = self._held.setdefault(name, Held()), time.monotonic()
+        if self._published.get(name) != packed or held.late(now):
+            held.published(unpack(packed), now)
+            self._published[name] = packed
         load = self.replica_queue_len_cache.get(name)
-        return Replica(
-            name.unique_id,
-            {
-                one
-                for one in asked.digests
-                if one in published or now - passed.get(one, -inf) < _BELIEVED_S
-            },
-            float(replica.max_ongoing_requests if load is None else load),
-        )
+        load = replica.max_ongoing_requests if load is None else load
+        return Replica(name.unique_id, held.numbers, float(load))

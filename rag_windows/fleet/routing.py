@@ -73,16 +73,22 @@ class Held:
     def __init__(self) -> None:
         self.numbers: set[int] = set()
         self._sent: dict[int, float] = {}
+        self._looked = 0.0
 
     def published(self, numbers: Iterable[int], now: float) -> None:
         """Take over what the replica says."""
         self._sent = {one: at for one, at in self._sent.items() if now - at < SENT_S}
-        self.numbers = {*numbers, *self._sent}
+        self.numbers, self._looked = {*numbers, *self._sent}, now
 
     def sent(self, numbers: Iterable[int], now: float) -> None:
         """A question with these passages goes there."""
-        self._sent |= dict.fromkeys(numbers, now)
-        self.numbers |= self._sent.keys()
+        new = dict.fromkeys(numbers, now)
+        self._sent |= new
+        self.numbers |= new.keys()
+
+    def late(self, now: float) -> bool:
+        """Whether to call `published` again, although the replica says what it said before."""
+        return bool(self._sent) and now - self._looked >= SENT_S
 
 
 Routing = Callable[[Question, Sequence[Replica]], list[int]]

@@ -10,8 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks import fleet
+from benchmarks import fleet, fleet_record
 from benchmarks.fleet import Asked, Found, Outcome, Record, RecordedQuestion, Setting, Times
+from rag_windows import WindowedLM
 from rag_windows.cache.policy import Policy
 from rag_windows.fleet.routing import ROUTINGS
 
@@ -159,6 +160,17 @@ def test_the_model_agrees_with_a_record_of_itself(routing: str, tmp_path: Path) 
     numbers = [float(line.split("|")[3].replace(",", "")) for line in (real, anew)]
     assert numbers[0] == pytest.approx(sum(told.encoded) / 400, abs=0.1)
     assert numbers[1] == pytest.approx(numbers[0], rel=0.05)
+
+
+@pytest.mark.parametrize("routing", ["resident", "random"])
+def test_the_model_agrees_with_three_real_caches(routing: str) -> None:
+    lm = WindowedLM.from_pretrained("tiny-reader", device_map="cpu")
+    record = fleet_record.recorded(lm, routing, count=40, memory=40_000_000)
+    assert {one.replica for one in record.questions} == {*record.replicas}
+    real, where, anew = fleet.checked(record).splitlines()[2:]
+    encoded = [float(line.split("|")[3].replace(",", "")) for line in (real, where, anew)]
+    # Seconds of encoding, by which the policy judges, are never equal on a real machine.
+    assert encoded[1:] == pytest.approx([encoded[0]] * 2, rel=0.15)
 
 
 def test_every_setting_has_a_line_in_its_table_and_a_point_in_the_picture() -> None:

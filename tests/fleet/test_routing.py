@@ -123,8 +123,11 @@ def test_what_was_sent_counts_as_held_until_the_replica_had_time_to_publish_it()
     assert known.numbers == {1, 2, 3, 4}
     known.published({1, 3}, now=10.0 + routing.SENT_S)  # it did not keep 2
     assert known.numbers == {1, 3, 4}
-    known.published((), now=100.0)
-    assert known.numbers == set()
+    assert not known.late(now=19.0)
+    assert known.late(now=20.0)
+    known.published({1, 3}, now=20.0)  # nor 4: it says what it said before
+    assert known.numbers == {1, 3}
+    assert not known.late(now=100.0)
 
 
 def test_random_takes_the_less_loaded_of_two_and_can_be_seeded() -> None:
