@@ -21,7 +21,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import matplotlib as mpl
 import numpy as np
@@ -478,7 +478,7 @@ WAYS = ("random", "prefix", "consistent", "consistent, by conversation", "reside
 BASE = Setting()
 
 
-def runs(field: str, values: Sequence[object], base: Setting, ways: Sequence[str]) -> list[Setting]:
+def runs(field: str, values: Sequence[Any], base: Setting, ways: Sequence[str]) -> list[Setting]:
     """Settings in which one field takes each of these values, by each way of routing."""
     return [replace(base, **{field: one, "routing": way}) for one in values for way in ways]
 

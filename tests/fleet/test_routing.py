@@ -169,7 +169,7 @@ def test_numbers_tell_titles_texts_and_tenants_apart_and_nothing_else() -> None:
     others = [
         replace(PASSAGE, title=None),
         replace(PASSAGE, text="Vara Zelmont"),
-        replace(PASSAGE, title=PASSAGE.text, text=PASSAGE.title),
+        replace(PASSAGE, title=PASSAGE.text, text="Vara Zelmont"),
         replace(PASSAGE, title="", text="Vara ZelmontVara Zelmont was born in Sulava."),
         replace(PASSAGE, text="\udc80"),
     ]
