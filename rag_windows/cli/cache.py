@@ -103,11 +103,10 @@ def _warm_over_ray(
     made = options.fleet_options(search, model, **over.size)
     from rag_windows.fleet import data
 
-    with (
-        progress("Encoding the passages") as counted,
-        data.cluster(over.ray, made.replicas, made.cpus_per_replica),
-    ):
-        done = data.warm(made, prefix=system, strict=search.strict, on_warmed=counted)
+    with progress("Encoding the passages") as counted:
+        done = data.warm(
+            made, address=over.ray, prefix=system, strict=search.strict, on_warmed=counted
+        )
     options.tell_left_out(done.skipped, strict=search.strict)
     return done
 

@@ -247,17 +247,19 @@ class WarmedCorpus:
 def warm(
     options: FleetOptions,
     *,
+    address: str | None = None,
     prefix: str | None = None,
     strict: bool = False,
     on_warmed: OnWarmed | None = None,
 ) -> WarmedCorpus:
-    """Encode documents into the store that the models share; call it inside a `cluster`.
+    """Encode documents into the store that the models share.
 
     Files are read and split by tasks, and their passages encoded by ``options.replicas`` processes.
     What the store has is not encoded, so the same call goes on where an interrupted one stopped.
 
     Args:
         options: of the model, the documents and the store.
+        address: of a `cluster`, which is not asked before the files are found.
         prefix: the same system prompt as in the later requests.
         strict: whether a file or a line that can't be read is an error.
         on_warmed: called with the number of passages done.
@@ -282,16 +284,19 @@ def warm(
     files = [one for one in found if isinstance(one, DocumentFile)]
     skipped = [one for one in found if isinstance(one, Skipped)]
     sums: Counter[str] = Counter()
-    for row in _rows(options, prefix, files) if files else ():
-        if "error" in row:
-            raise getattr(errors, row["error"], RagWindowsError)(row["message"])
-        skipped += [Skipped(**one) for one in row["skipped"]]
-        if strict and (bad := next((one for one in skipped if one.problem), None)):
-            raise DocumentError(f"{bad.label}: {bad.reason}")
-        sums.update(row["warmed"])
-        sums["unwritten"] += row["unwritten"]
-        if on_warmed is not None:
-            on_warmed(sums["passages"], None)
+    if not files:
+        raise no_text(names, skipped)
+    with cluster(address, options.replicas, options.cpus_per_replica):
+        for row in _rows(options, prefix, files):
+            if "error" in row:
+                raise getattr(errors, row["error"], RagWindowsError)(row["message"])
+            skipped += [Skipped(**one) for one in row["skipped"]]
+            if strict and (bad := next((one for one in skipped if one.problem), None)):
+                raise DocumentError(f"{bad.label}: {bad.reason}")
+            sums.update(row["warmed"])
+            sums["unwritten"] += row["unwritten"]
+            if on_warmed is not None:
+                on_warmed(sums["passages"], None)
     if not sums["passages"]:
         raise no_text(names, skipped)
     done = {name: sums[name] for name in ("passages", "encoded", "present", "tokens")}
