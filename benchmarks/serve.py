@@ -162,6 +162,7 @@ class Server:
         options: of the command.
         environment: variables beside those of this process.
         log: file for what it prints; by default nobody reads that.
+        within_s: seconds in which it must be ready.
     """
 
     def __init__(
@@ -169,6 +170,7 @@ class Server:
         *options: str,
         environment: Mapping[str, str] | None = None,
         log: Path = Path(os.devnull),
+        within_s: float = LONG_S,
     ) -> None:
         self.port = free_port()
         self.address = f"http://127.0.0.1:{self.port}"
@@ -176,7 +178,7 @@ class Server:
         program = str(Path(sys.executable).with_name("rag-windows"))
         self._command = [program, "serve", "--port", str(self.port), "--device=cpu", *options]
         self._environment = {**os.environ, **(environment or {})}
-        self._log = log
+        self._log, self._within_s = log, within_s
 
     @property
     def pid(self) -> int:
@@ -195,7 +197,7 @@ class Server:
                 with suppress(httpx.TransportError):
                     if (await client.get("/ready")).status_code == 200:
                         return time.monotonic() - begun
-                if self._process.poll() is not None or time.monotonic() - begun > LONG_S:
+                if self._process.poll() is not None or time.monotonic() - begun > self._within_s:
                     raise SystemExit("The server did not start.")
                 await asyncio.sleep(0.05)
 

@@ -29,7 +29,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from itertools import accumulate, product
@@ -45,6 +45,7 @@ from benchmarks.serve import LONG_S, Answer, Question, Run, Server
 from rag_windows import BatchRequest, PassageCache, WindowedLM
 from rag_windows.benchmark.result import table
 from rag_windows.cache.passage_cache import parse_size
+from rag_windows.fleet.router import PUBLISH_S
 from rag_windows.samples import samples_path
 from rag_windows_retrievers import load_documents
 
@@ -54,7 +55,6 @@ EXPONENT = 1.0
 """Of Zipf's law: the topic of rank r is asked for in proportion to 1 / r."""
 ROUTINGS = ("resident", "consistent", "prefix", "random")
 BUCKET = "passages"
-PUBLISH_S = 1.0
 REPLICA = "x-reader"
 """Header of an answer that names the replica it comes from."""
 AGAIN = "after another restart"
@@ -303,7 +303,7 @@ async def measured(
     with tempfile.TemporaryDirectory(prefix="rag-windows-fleet-") as folder:
         log = Path(folder, "log")
         told = {**environment, "RAG_WINDOWS_CACHE_DIR": str(Path(folder, "windows"))}
-        server = Server(*options, environment=told, log=log)
+        server = Server(*options, environment=told, log=log, within_s=5 * LONG_S)
         all_of_it: dict[int, str] = {}
         try:
             run.start_s = await server.start()
@@ -327,7 +327,9 @@ def _still(pids: Iterable[int]) -> list[int]:
     return [one for one in pids if Path("/proc", str(one)).exists()]
 
 
-async def proved(asked: Sequence[Asked], replicas: int, clients: int) -> list[Fleet]:
+async def proved(
+    asked: Sequence[Asked], replicas: int, clients: int
+) -> AsyncGenerator[Fleet, None]:
     """Ask a server, replicas with two kills, and these after restarts of all but the store."""
     size = len(asked), clients
     runs = [
@@ -340,21 +342,21 @@ async def proved(asked: Sequence[Asked], replicas: int, clients: int) -> list[Fl
         for run in runs:
             fleet = ["--replicas", str(replicas), "--shared", f"s3://{BUCKET}/proof", *PATIENT]
             await measured(run, asked, fleet if run.shared else (), environment)
-    return runs
+            yield run
 
 
-async def routed(asked: Sequence[Asked], replicas: int, clients: int, memory: str) -> list[Fleet]:
-    """Ask by every way of routing, without a store and with an empty one."""
-    runs = []
-    for shared, routing in product((False, True), ROUTINGS):
+async def routed(
+    asked: Sequence[Asked], replicas: int, clients: int, memory: str, routings: Sequence[str]
+) -> AsyncGenerator[Fleet, None]:
+    """Ask by several ways of routing, without a store and with an empty one."""
+    for shared, routing in product((False, True), routings):
         name = f"{routing}, {'a' if shared else 'no'} store"
         run = Fleet(name, len(asked), clients, routing=routing, shared=shared)
         options = ["--replicas", str(replicas), "--routing", routing, "--cache-memory", memory]
         with s3() as environment:
             options += ["--shared", f"s3://{BUCKET}/{routing}", *PATIENT] if shared else []
             await measured(run, asked, options, environment)
-        runs.append(run)
-    return runs
+        yield run
 
 
 def shown(runs: Sequence[Fleet]) -> list[str]:
@@ -422,35 +424,39 @@ def main(given: Sequence[str] | None = None) -> None:
     parser.add_argument("--questions", type=int, default=500)
     parser.add_argument("--clients", type=int, default=12)
     parser.add_argument("--memory", default="80MiB", help="of each replica, where routings compete")
-    parser.add_argument("--part", choices=("proof", "routings"), help="only this part")
+    parser.add_argument("--routings", nargs="*", choices=ROUTINGS, default=list(ROUTINGS))
+    parser.add_argument("--no-kills", action="store_true", help="only the ways of routing")
     parser.add_argument("--out", type=Path, help="write JSON into this folder")
-    options = parser.parse_args(given)
-    asked, size = questions(options.questions), (options.replicas, options.clients)
-    runs: list[Fleet] = []
-    if options.part != "routings":
-        runs += asyncio.run(proved(asked, *size))
-    if options.part != "proof":
-        runs += asyncio.run(routed(asked, *size, options.memory))
+    runs = asyncio.run(_all(parser.parse_args(given)))
     print("\n".join(shown(runs)))
-    if options.out:
-        write(runs, asked, options.memory, options.out)
     if any(run.wrong or run.lost or run.behind for run in runs):
         sys.exit("Answers were wrong or lost, or processes were left behind.")
     if any(run.count("misses") for run in runs if run.name == AGAIN):
         sys.exit("What the store had was encoded anew after a restart.")
 
 
-def write(runs: Sequence[Fleet], asked: Sequence[Asked], memory: str, folder: Path) -> None:
-    """All runs, and of each routing without a store what the simulator reads."""
-    folder.mkdir(parents=True, exist_ok=True)
-    lines = [json.dumps(_rounded(asdict(replace(run, recorded=[])))) for run in runs]
-    folder.joinpath("runs.json").write_text("[\n" + ",\n".join(lines) + "\n]\n", encoding="utf-8")
+async def _all(options: argparse.Namespace) -> list[Fleet]:
+    asked, size = questions(options.questions), (options.replicas, options.clients)
     each = token_bytes(asked)
-    for run in runs:
-        if run.routing and not run.shared:
-            made = record(run, memory, each, "python -m benchmarks.serve_fleet")
-            told = json.dumps(_rounded(made.model_dump())) + "\n"
-            folder.joinpath(f"{run.routing}.json").write_text(told, encoding="utf-8")
+    proof = () if options.no_kills else (proved(asked, *size),)
+    runs = []
+    for some in (*proof, routed(asked, *size, options.memory, options.routings)):
+        async for run in some:
+            runs.append(run)
+            if options.out:
+                write(run, options.memory, each, options.out)
+    return runs
+
+
+def write(run: Fleet, memory: str, token_bytes: float, folder: Path) -> None:
+    """A run, and of a routing without a store what the simulator reads."""
+    folder.mkdir(parents=True, exist_ok=True)
+    made = {"run": asdict(replace(run, recorded=[]))}
+    if run.routing and not run.shared:
+        made["record"] = record(run, memory, token_bytes, f"--routing {run.routing}").model_dump()
+    for kind, one in made.items():
+        path = folder / f"{kind} {run.name}.json".replace(", ", "-").replace(" ", "-")
+        path.write_text(json.dumps(_rounded(one)) + "\n", encoding="utf-8")
 
 
 def _rounded(value: Any) -> Any:
