@@ -150,9 +150,15 @@ def with_answer(lm: WindowedLM, question: Q) -> Q:
 
 
 def free_port() -> int:
-    """A port on which nobody listens."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return free.getsockname()[1]
+    """A port on which nobody listens.
+
+    It is none of those that the system gives to outgoing connections, for it may take a minute
+    until a server listens on it.
+    """
+    while True:
+        port = random.SystemRandom().randrange(20_000, 32_000)
+        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
 
 
 class Server:
