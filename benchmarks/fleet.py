@@ -480,7 +480,8 @@ BASE = Setting()
 
 def runs(field: str, values: Sequence[Any], base: Setting, ways: Sequence[str]) -> list[Setting]:
     """Settings in which one field takes each of these values, by each way of routing."""
-    return [replace(base, **{field: one, "routing": way}) for one in values for way in ways]
+    changes: list[dict[str, Any]] = [{field: one, "routing": way} for one in values for way in ways]
+    return [replace(base, **change) for change in changes]
 
 
 def plan(base: Setting) -> dict[str, list[Setting]]:

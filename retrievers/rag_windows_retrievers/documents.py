@@ -100,8 +100,10 @@ class DocumentFile:
         try:
             data = self._bytes()
             for one in _documents(data, self.label, PurePath(self.path)):
-                blank = isinstance(one, Document) and not one.text.strip()
-                found.append(Skipped(one.id, "no text") if blank else one)
+                if isinstance(one, Document) and not one.text.strip():
+                    found.append(Skipped(one.id, "no text"))
+                else:
+                    found.append(one)
         except UnicodeDecodeError as error:
             line = data.count(b"\n", 0, error.start) + 1
             encoding = error.encoding.upper()
