@@ -144,7 +144,7 @@ class Models:
             max_restarts=_RESTARTS,
             max_task_retries=-1,
         )
-        self._actors = [actor.remote(_apart(options)) for _ in range(options.replicas)]
+        self._actors: list[Any] = [actor.remote(_apart(options)) for _ in range(options.replicas)]
 
     def each(self, function: Callable[[WindowedLM], R]) -> list[R]:
         """What a function gives for every model."""
@@ -311,7 +311,7 @@ def _rows(
     logging.getLogger("ray.data").setLevel(logging.CRITICAL)
     cpus = ray.cluster_resources().get("CPU", 1) - options.replicas * options.cpus_per_replica
     with _errors_of_processes():
-        data = ray.data.from_items([{"row": json.dumps(asdict(one))} for one in files])
+        data: Any = ray.data.from_items([{"row": json.dumps(asdict(one))} for one in files])
         data.context.enable_progress_bars = False
         data.context.print_on_execution_start = False
         data.context.raise_original_map_exception = True
