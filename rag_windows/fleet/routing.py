@@ -110,7 +110,7 @@ def resident(question: Question, replicas: Sequence[Replica]) -> list[int]:
 
 
 def consistent(question: Question, replicas: Sequence[Replica]) -> list[int]:
-    """By a hash of tenant and corpus alone: consistent hashing with bounded loads.
+    """By the hash that the question brings alone: consistent hashing with bounded loads.
 
     Mirrokni, Thorup and Zadimoghaddam, https://arxiv.org/abs/1608.01350; the hash is a rendezvous
     hash, with which a replica that is lost moves only its own questions.
