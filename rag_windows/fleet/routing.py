@@ -84,7 +84,7 @@ class Held:
         """A question with these passages goes there."""
         new = dict.fromkeys(numbers, now)
         self._sent |= new
-        self.numbers |= new.keys()
+        self.numbers.update(new)  # in place: a `Replica` may hold it
 
     def late(self, now: float) -> bool:
         """Whether to call `published` again, although the replica says what it said before."""

@@ -119,7 +119,9 @@ def test_what_was_sent_counts_as_held_until_the_replica_had_time_to_publish_it()
     known.sent((1, 2), now=10.0)
     assert known.numbers == {1, 2}
     known.published({3}, now=11.0)  # before it has encoded what was sent
+    seen = Replica("r", known.numbers, 0.0)
     known.sent((4,), now=13.0)
+    assert 4 in seen.held
     assert known.numbers == {1, 2, 3, 4}
     known.published({1, 3}, now=10.0 + routing.SENT_S)  # it did not keep 2
     assert known.numbers == {1, 3, 4}
