@@ -7,9 +7,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
-import re
-import socket
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -26,6 +23,7 @@ from ray.util import ActorPool
 
 from rag_windows import errors
 from rag_windows.errors import DocumentError, InputError, ModelError, RagWindowsError
+from rag_windows.fleet.cluster import cluster
 from rag_windows.passage import Passage
 from rag_windows.samples import samples_path
 from rag_windows_retrievers.documents import (
@@ -49,54 +47,7 @@ BATCH = 64
 
 _READERS = 2  # of files, for each process that encodes what they read
 _BLOCK_BYTES = 64 << 10  # of passages that go to a process together
-_PLACE = re.compile(r"([^/]+):(\d+)")
-_ANSWER_S = 10.0  # for a cluster to be there
 _RESTARTS = 3  # of a process that dies; what kills it again and again must end
-
-
-@contextmanager
-def cluster(address: str | None, replicas: int, cpus: float) -> Iterator[None]:
-    """Connect to a cluster, or start one on this machine; it ends with the block.
-
-    In a program that is connected already, nothing is done.
-
-    Args:
-        address: as in `ray.init`; None starts one.
-        replicas: processes that shall start, each with so many CPUs.
-        cpus: CPUs of each.
-
-    Raises:
-        InputError: there is no cluster at the address.
-    """
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    if ray.is_initialized():
-        yield
-        return
-    started: dict[str, Any] = {}
-    if address is None:
-        # CPUs are what Ray counts with; all shall start, whatever the machine has.
-        counted = max(os.cpu_count() or 1, int(replicas * cpus) + 1)
-        started = {
-            "num_cpus": counted,
-            "include_dashboard": False,
-            "_node_ip_address": "127.0.0.1",
-        }
-    try:
-        # Ray would look for it for minutes.
-        if found := _PLACE.fullmatch(address or ""):
-            socket.create_connection((found[1], int(found[2])), _ANSWER_S).close()
-        ray.init(
-            address=address or "local",
-            logging_level=logging.ERROR,
-            log_to_driver=False,
-            **started,
-        )
-    except (OSError, ValueError) as error:
-        raise InputError(f"There is no cluster of Ray at {address}: {error}") from error
-    try:
-        yield
-    finally:
-        ray.shutdown()
 
 
 @contextmanager

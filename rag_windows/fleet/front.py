@@ -4,7 +4,6 @@
 import asyncio
 import json
 import logging
-import os
 import re
 import signal
 import socket
@@ -13,7 +12,6 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any
 
-import ray
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
@@ -27,6 +25,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from rag_windows import InputError, Passage, RagWindowsError
+from rag_windows.fleet.cluster import cluster
 from rag_windows.fleet.options import FleetOptions
 from rag_windows.fleet.reader import ACCEPTED, Reader, Relayed
 from rag_windows.fleet.router import PUBLISH_S, Router
@@ -400,50 +399,51 @@ def run(
     Raises:
         InputError: nobody can listen there, or the readers do not start.
     """
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     if address is None or not port:
         try:
             with socket.create_server((host, port), family=_family(host)) as free:
                 port = free.getsockname()[1]
         except OSError as error:
             raise InputError(f"The fleet can't listen on {host}:{port}: {error}") from error
-    if address is None:
-        # CPUs are what Ray counts with; all readers shall start, whatever the machine has.
-        wanted = options.cpus_per_replica * (options.max_replicas or options.replicas)
-        ray.init(
-            address="local",
-            num_cpus=max(os.cpu_count() or 1, int(wanted) + 1),
-            include_dashboard=False,
-            logging_level=logging.ERROR,
-        )
-    else:
-        ray.init(address=address, logging_level=logging.ERROR)
-    logging.getLogger("ray.serve").setLevel(logging.WARNING)
+    count, cpus = options.max_replicas or options.replicas, options.cpus_per_replica
+    with cluster(address, count, cpus, show_logs=True):
+        logging.getLogger("ray.serve").setLevel(logging.WARNING)
+        try:
+            _serve(options, host, port, "EveryNode" if address else "HeadOnly")
+            told(f" on http://{f'[{host}]' if ':' in host else host}:{port}")
+            _wait()
+            readers: Any = serve.get_deployment_handle("Reader", NAME)
+            with suppress(RayError, DeploymentUnavailableError):
+                readers.broadcast("stop", grace_s).results(return_exceptions=True)
+            serve.delete(NAME)
+        finally:
+            if address is None:
+                serve.shutdown()
+
+
+def _serve(options: FleetOptions, host: str, port: int, proxies: str) -> None:
     quiet: Any = {"log_level": "WARNING", "enable_access_log": False}
     try:
         serve.start(
             http_options={"host": host, "port": port},
-            proxy_location="HeadOnly" if address is None else "EveryNode",
+            proxy_location=proxies,
             logging_config=quiet,
         )
-        try:
-            serve.run(app(options), name=NAME, logging_config=quiet)
-        except RuntimeError as error:
-            raise InputError(_cause()) from error
-        told(f" on http://{f'[{host}]' if ':' in host else host}:{port}")
-        stopped = threading.Event()
-        before = [
-            (number, signal.signal(number, lambda *_: stopped.set()))
-            for number in (signal.SIGINT, signal.SIGTERM)
-        ]
-        stopped.wait()
-        for number, handler in before:
-            signal.signal(number, handler)
-        readers: Any = serve.get_deployment_handle("Reader", NAME)
-        with suppress(RayError, DeploymentUnavailableError):
-            readers.broadcast("stop", grace_s).results(return_exceptions=True)
-        serve.delete(NAME)
-    finally:
-        if address is None:
-            serve.shutdown()
-        ray.shutdown()
+    except (RuntimeError, RayError) as error:  # somebody else took the port meanwhile
+        raise InputError(f"The fleet can't listen on {host}:{port}: {error}") from error
+    try:
+        serve.run(app(options), name=NAME, logging_config=quiet)
+    except RuntimeError as error:
+        raise InputError(_cause()) from error
+
+
+def _wait() -> None:
+    """Until the process is told to stop."""
+    stopped = threading.Event()
+    before = [
+        (number, signal.signal(number, lambda *_: stopped.set()))
+        for number in (signal.SIGINT, signal.SIGTERM)
+    ]
+    stopped.wait()
+    for number, handler in before:
+        signal.signal(number, handler)

@@ -211,9 +211,15 @@ def mixed_operations(folder: Path, seed: int) -> None:
     assert stats.quarantined == stats.failed == stats.late == 0
 
 
+def endless_operations(folder: Path, seed: int) -> None:
+    while True:
+        mixed_operations(folder, seed)
+
+
 def test_processes_share_a_folder_and_one_of_them_is_killed(tmp_path: Path) -> None:
     """Nobody sees half a file, and what the dead leave behind goes."""
-    children = [in_child(partial(mixed_operations, tmp_path, seed)) for seed in range(4)]
+    children = [in_child(partial(endless_operations, tmp_path, 0))]
+    children += [in_child(partial(mixed_operations, tmp_path, seed)) for seed in range(1, 4)]
     time.sleep(0.2)
     os.kill(children[0], signal.SIGKILL)
     assert [end_of(child) for child in children] == [-signal.SIGKILL, 0, 0, 0]

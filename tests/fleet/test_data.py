@@ -29,6 +29,8 @@ pytestmark = pytest.mark.usefixtures("cluster")
 
 FILES, LINES = 16, 640
 PASSAGES = FILES + LINES
+MANY = 4000
+"""Passages that take long enough to be interrupted."""
 
 
 @pytest.fixture(scope="module")
@@ -106,10 +108,11 @@ def test_a_corpus_is_encoded_once_whoever_dies(
     assert asked.text == expected.text
 
 
-def test_an_interrupted_command_goes_on(
-    options: Options, docs: Path, tmp_path: Path, cluster: str
-) -> None:
-    made, store = options(replicas=1), tmp_path / "w" / "entries"
+def test_an_interrupted_command_goes_on(options: Options, tmp_path: Path, cluster: str) -> None:
+    docs = tmp_path / "many.jsonl"
+    lines = [{"text": f"Ferry {n} leaves at {n}. " * 9, "id": f"f{n}"} for n in range(MANY)]
+    docs.write_text("\n".join(map(json.dumps, lines)))
+    made, store = options(replicas=1, docs=(str(docs),)), tmp_path / "w" / "entries"
     given = ["--docs", docs, "--shared", tmp_path / "w", "--model", made.model, "--replicas", 1]
     command = [sys.executable, "-m", "rag_windows.cli", "warm", *given, "--ray", cluster]
     before = {*workers("Warmer")}
@@ -125,9 +128,9 @@ def test_an_interrupted_command_goes_on(
         time.sleep(0.1)
     written = len(list(store.glob("*/*.safetensors")))
     again = data.warm(made).warmed
-    assert again.passages == PASSAGES
+    assert again.passages == MANY
     assert written - 1 <= again.present <= written, "the prefix is an entry, too"
-    assert 0 < again.encoded == PASSAGES - again.present
+    assert 0 < again.encoded == MANY - again.present
 
 
 def rows(*told: dict[str, Any]) -> Callable[..., Iterator[dict[str, Any]]]:
@@ -260,7 +263,7 @@ def test_models_that_differ_are_refused(
 
 
 def test_a_cluster_that_is_not_there_is_named() -> None:
-    code = "from rag_windows.fleet import data\nwith data.cluster('127.0.0.1:1', 1, 1): pass"
+    code = "from rag_windows.fleet.cluster import cluster\nwith cluster('127.0.0.1:1', 1, 1): pass"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60
     )

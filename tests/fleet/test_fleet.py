@@ -153,7 +153,7 @@ async def test_passages_are_forgotten_by_all_readers(client: httpx.AsyncClient) 
     async with asyncio.timeout(30):
         readers: set[str] = set()
         while len(readers) < 2:
-            answers = [client.post(CHAT, json=body(documents=[document])) for _ in range(4)]
+            answers = [client.post(CHAT, json=body(documents=[document])) for _ in range(40)]
             readers |= {one.headers["x-reader"] for one in await asyncio.gather(*answers)}
     cached = (await ask(client, documents=[document]))["choices"][0]["message"]["rag"]
     assert cached["cached_windows"] == 1

@@ -86,8 +86,9 @@ def _models(
         return
     made = fleet_options(SearchOptions(), asking, cache_memory=asking.cache_memory, **over.size)
     from rag_windows.fleet import data
+    from rag_windows.fleet.cluster import cluster
 
-    with data.cluster(over.ray, made.replicas, made.cpus_per_replica):
+    with cluster(over.ray, made.replicas, made.cpus_per_replica):
         models = data.Models(made)
         with progress(f"Loading {asking.name}"):
             first, *others = models.each(runs.Described.of)
