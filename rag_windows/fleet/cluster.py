@@ -41,8 +41,7 @@ def cluster(
         return
     started: dict[str, Any] = {}
     if address is None:
-        # CPUs are what Ray counts with; all shall start, whatever the machine has. Whoever reaches
-        # Ray's ports can run code, so nobody outside of this machine does.
+        # CPUs are what Ray counts with; all shall start, whatever the machine has.
         counted = max(os.cpu_count() or 1, int(replicas * cpus) + 1)
         started = {
             "num_cpus": counted,
