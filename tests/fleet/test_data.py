@@ -116,7 +116,10 @@ def test_an_interrupted_command_goes_on(options: Options, tmp_path: Path, cluste
     given = ["--docs", docs, "--shared", tmp_path / "w", "--model", made.model, "--replicas", 1]
     command = [sys.executable, "-m", "rag_windows.cli", "warm", *given, "--ray", cluster]
     before = {*workers("Warmer")}
+    # A shell's background job ignores SIGINT, and so would what it starts.
+    ours = signal.signal(signal.SIGINT, signal.default_int_handler)
     process = subprocess.Popen([str(word) for word in command], stderr=subprocess.PIPE, text=True)
+    signal.signal(signal.SIGINT, ours)
     while len(list(store.glob("*/*"))) < 64:
         assert process.poll() is None, process.stderr and process.stderr.read()
         time.sleep(0.01)
