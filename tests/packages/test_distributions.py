@@ -144,9 +144,9 @@ def test_rag_windows_alone(fresh: Callable[..., Environment]) -> None:
     assert not environment.installed() & {*FOLDERS} - {"rag-windows"}
     environment.python(ASKS)
     assert environment.command("--version").stdout.strip() == rag_windows.__version__
-    # What evaluations and the server need is asked for before any of these is imported.
+    # What evaluations, the server and the fleet need is asked for before any of these is imported.
     lacking = dict(line.split() for line in environment.python(IMPORTS).splitlines())
-    assert all({"evaluation", "server"} & {*module.split(".")} for module in lacking), lacking
+    assert all({"evaluation", "fleet", "server"} & {*module.split(".")} for module in lacking), lacking
 
     folder = environment.folder
     (folder / "small.pdf").write_bytes(b"%PDF-1.4\n")
