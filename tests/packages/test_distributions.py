@@ -69,7 +69,7 @@ LACKS = {
     "gguf": "rag_windows.WindowedLM.from_pretrained('small.gguf')",
     "pdf": ["ask", "Who?", "--docs", "small.pdf", "--model", "tiny-reader"],
     "server": ["serve"],
-    "shared": "rag_windows_retrievers.load_documents(['s3://shelf/notes'])",
+    "shared": "rag_windows.PassageCache(shared='s3://shelf/windows')",
     "fleet": ["serve", "--replicas", "2"],
     "eval": ["eval", "inscit", "--data", "dev.json", "--model", "tiny-reader"],
     "figures": ["calibrate", "--docs", "notes", "--model", "tiny-reader", "--plot", "heat.png"],
@@ -146,7 +146,9 @@ def test_rag_windows_alone(fresh: Callable[..., Environment]) -> None:
     assert environment.command("--version").stdout.strip() == rag_windows.__version__
     # What evaluations, the server and the fleet need is asked for before any of these is imported.
     lacking = dict(line.split() for line in environment.python(IMPORTS).splitlines())
-    assert all({"evaluation", "fleet", "server"} & {*module.split(".")} for module in lacking), lacking
+    assert all({"evaluation", "fleet", "server"} & {*module.split(".")} for module in lacking), (
+        lacking
+    )
 
     folder = environment.folder
     (folder / "small.pdf").write_bytes(b"%PDF-1.4\n")
