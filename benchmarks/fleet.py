@@ -366,16 +366,17 @@ class Node:
             return 0.0, 0
         encoding = sum(map(tokens.__getitem__, missing)) * times.token_s
         most = max(0.1, encoding) if times.wait_s is None else times.wait_s
-        seconds, read, late = 0.0, 0, len(missing)
+        seconds, read, came, late = 0.0, 0, 0, len(missing)
         for first in range(0, len(missing), 16):
             wave = missing[first : first + 16]
-            there = sum(tokens[one] for one in wave if one in self._stored)
-            seconds += LATENCY_S + there * times.token_bytes / times.store_rate
+            there = [tokens[one] for one in wave if one in self._stored]
+            seconds += LATENCY_S + sum(there) * times.token_bytes / times.store_rate
             if seconds > most:
                 break
-            read, late = read + there, late - len(wave)
-        if late <= len(missing) / 2:
-            self._strikes, self._pause_s = 0, 0.0
+            read, came, late = read + sum(there), came + len(there), late - len(wave)
+        if late <= came:
+            if came:
+                self._strikes, self._pause_s = 0, 0.0
         else:
             self._strikes += 1
             if self._strikes >= 3:

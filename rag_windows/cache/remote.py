@@ -41,7 +41,7 @@ class Pauses:
     def may(self) -> bool:
         """Whether to ask now; after a pause one caller tries, and the others wait for what comes.
 
-        Whoever may must say how it was: `well` or `failed`.
+        Whoever may says how it was, `well` or `failed`, unless nothing came of it.
         """
         with self._lock:
             now = time.monotonic()

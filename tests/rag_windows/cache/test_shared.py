@@ -391,6 +391,15 @@ def test_a_store_that_is_gone_costs_next_to_nothing(caplog: pytest.LogCaptureFix
     assert ask(lm) == (1, 4), "the prefix is here; what was invalidated is not"
 
 
+def test_a_store_that_is_quick_with_what_it_lacks_alone_is_left_alone() -> None:
+    tier = filled(fresh(), range(3))
+    between(tier, slow(0.5))
+    for number in range(3):
+        assert not tier.get_many([key_of(100 + number)])
+        assert not tier.get_many([key_of(number)], within_s=0.01)
+    assert tier.reading([key_of(0)], 1.0) is None
+
+
 def test_pauses_grow_and_end_when_the_store_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
