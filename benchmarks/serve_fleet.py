@@ -131,8 +131,9 @@ def s3() -> Iterator[dict[str, str]]:
     port = serve.free_port()
     address = f"http://127.0.0.1:{port}"
     command = [sys.executable, "-m", "moto.server", "--port", str(port)]
-    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    with subprocess.Popen(command, **quiet) as process:  # type: ignore[call-overload]  # noqa: S603
+    with subprocess.Popen(  # noqa: S603 - fixed words
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    ) as process:
         try:
             until = time.monotonic() + LONG_S
             while True:

@@ -22,7 +22,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import torch
@@ -335,30 +335,27 @@ class SharedTier(Tier):
             image = b"".join(image_of(key, entry, self._store))
         except CacheError:
             return "refused"
+        return self._written(key, entry.labels, image)
+
+    def add_labels(self, key: str, labels: Collection[str]) -> None:
+        """Give an entry more labels; its object stays as it is."""
+        if not self._closed and self.remote.writes.may():
+            self._written(key, labels)
+
+    def _written(
+        self, key: str, labels: Iterable[str], image: bytes | None = None
+    ) -> Literal["stored", "failed"]:
         try:
-            self._mark(key, entry.labels)
-            self.remote.write(self._path(key), image)
+            for label in labels:
+                if _DIGEST.fullmatch(label):  # else it is none of ours, and must not name a path
+                    self.remote.write(f"{self._folder}/labels/{label}/{key}", b"")
+            if image is not None:
+                self.remote.write(self._path(key), image)
         except Exception as error:  # noqa: BLE001 - each store's library has errors of its own
             self.remote.write_failed(in_words(error))
             return "failed"
         self.remote.writes.well()
         return "stored"
-
-    def add_labels(self, key: str, labels: Collection[str]) -> None:
-        """Give an entry more labels; its object stays as it is."""
-        if self._closed or not self.remote.writes.may():
-            return
-        try:
-            self._mark(key, labels)
-        except Exception as error:  # noqa: BLE001 - each store's library has errors of its own
-            self.remote.write_failed(in_words(error))
-        else:
-            self.remote.writes.well()
-
-    def _mark(self, key: str, labels: Iterable[str]) -> None:
-        for label in labels:
-            if _DIGEST.fullmatch(label):  # else it is none of ours, and must not name a path
-                self.remote.write(f"{self._folder}/labels/{label}/{key}", b"")
 
     # For operators: all tenants' folders, unless this is one tenant's; errors are told
 

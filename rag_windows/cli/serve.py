@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 from rag_windows.cli import options, render
-from rag_windows.cli.options import ModelOptions, SearchOptions, count, flag, option
+from rag_windows.cli.options import ModelOptions, RayOptions, SearchOptions, count, flag, option
 from rag_windows.errors import InputError, require
 from rag_windows.samples import sample_questions
 
@@ -76,26 +76,15 @@ class ServeOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class FleetPart:
+class FleetPart(RayOptions):
     """Several readers behind one address, by Ray Serve; see `rag_windows.fleet`."""
 
-    replicas: Annotated[
-        int | None, count("Readers, each a loaded model; more than one process, by Ray Serve.")
-    ] = None
     max_replicas: Annotated[
-        int | None, count("The most readers, started as questions come in. Default: --replicas.")
+        int | None, count("The most processes, started as questions come in. Default: --replicas.")
     ] = None
-    gpus_per_replica: Annotated[float, option("N", "GPUs of each reader.", min=0)] = 0.0
-    cpus_per_replica: Annotated[
-        float, option("N", "CPUs that Ray counts for each reader, and its threads.", min=0)
-    ] = 1.0
     cache_memory: Annotated[
-        str, option("SIZE", "Host memory of each reader's passage cache, with --replicas.")
+        str, option("SIZE", "Host memory of each process's passage cache, with --replicas.")
     ] = "4GiB"
-    ray: Annotated[
-        str | None,
-        option("ADDRESS", "Cluster of Ray that the readers run on. Default: on this machine."),
-    ] = None
     routing: Annotated[
         Literal["resident", "consistent", "prefix", "random"],
         option(None, "How a question finds its reader: where its passages are, or by a hash."),
@@ -107,7 +96,7 @@ def serve(
     *, search: SearchOptions, model: ModelOptions, server: ServeOptions, fleet: FleetPart
 ) -> None:
     """Serve OpenAI's routes over documents; answers say which passages they read."""
-    if fleet.replicas is not None or fleet.ray is not None:
+    if fleet.wanted:
         _serve_fleet(search, model, server, fleet)
         return
     require("The server", "fastapi", "uvicorn", "openai", "prometheus-client", extra="server")
@@ -138,10 +127,8 @@ def _serve_fleet(
     made = options.fleet_options(
         search,
         model,
-        replicas=fleet.replicas or 1,
+        **fleet.size,
         max_replicas=fleet.max_replicas,
-        gpus_per_replica=fleet.gpus_per_replica,
-        cpus_per_replica=fleet.cpus_per_replica,
         cache_memory=None if model.no_cache else fleet.cache_memory,
         api_key_file=server.api_key_file and os.path.abspath(server.api_key_file),
         settings=_settings(search, model, server),
