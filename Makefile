@@ -108,12 +108,12 @@ gpu: ## what a first hour with a GPU should tell, in stages of 8 minutes (STAGE=
 gpu-report: ## write what `make gpu` has found into docs/results.md and the log
 	PYTHONPATH=. $(PYTHON_GPU) -m benchmarks.gpu report $(ARGS)
 
-evaluate: $(VENV)/.dev ## measure the shipped reader: half an hour (ARGS="--questions 8")
-	$(OFFLINE) $(BIN)/python benchmarks/quality.py --model tiny-reader --questions 100 \
+evaluate: $(VENV)/.dev ## measure the shipped reader: 10 minutes (ARGS="--questions 8")
+	$(OFFLINE) $(BIN)/python -m benchmarks.quality --model tiny-reader --questions 100 \
 		--tasks single kin pronouns follow-up 'not stated' --methods sequential pcw ape $(ARGS)
 
-judge: $(VENV)/.dev ## every method on the same questions, tables as in benchmarks/results/methods.md: hours (ARGS="--questions 8")
-	$(OFFLINE) $(BIN)/python benchmarks/quality.py $(ARGS)
+judge: $(VENV)/.dev ## every method on the same questions, a table a task: hours (ARGS="--questions 50 --minutes 40")
+	$(OFFLINE) $(BIN)/python -m benchmarks.quality $(ARGS)
 
 install: $(VENV)/.dev ## only make the environment with everything in it
 

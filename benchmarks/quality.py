@@ -1,115 +1,174 @@
-"""All methods on the same held-out questions: prints the tables of benchmarks/results/methods.md.
+"""All methods on the same held-out questions: one table a task that tells which method to take.
 
-    python benchmarks/quality.py [--tasks single two-hop ...] [--passages 1 8 64]
-        [--methods sequential pcw ...] [--questions 200] [--jobs 2] [--model NAME]
+    python -m benchmarks.quality [--tasks single two-hop ...] [--passages 2 8 64]
+        [--methods sequential pcw ...] [--questions 1000] [--jobs 2] [--minutes 40]
+        [--model NAME_OR_FOLDER ...]
 
-Every question has passages of its own and is answered by `WindowedLM.generate`, greedily and with
-nothing cached. Finished cells are kept in a file, so a run that was killed goes on where it
-stopped, and one with more methods or tasks adds what is missing; delete the file after a change of
-the weights or of the engine.
+Every question has passages of its own; all methods answer it greedily, see benchmarks/answering.py.
+Answers are kept in a file by blocks of questions, so a run that was killed goes on where it
+stopped, and one with more questions, methods or tasks adds what is missing; delete the file after a
+change of the weights or of the engine. A block of all cells comes before the next block of any, so
+a run that is cut short has a table over fewer questions.
 """
 
 from __future__ import annotations
 
 import argparse
 import functools
+import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from dataclasses import replace
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from dataclasses import dataclass, replace
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import torch
-from numpy.typing import NDArray
 
+from benchmarks.answering import Answerer, Asked
+from benchmarks.quality_tables import BASE, Cell, Figures
 from rag_windows import Passage, WindowedLM
-from rag_windows.evaluation.files import add_lines, cut_torn, read_lines
-from rag_windows.evaluation.summary import Estimate, bootstrap, estimate
-from rag_windows.evaluation.summary import percent as percent_of
+from rag_windows.evaluation.files import add_lines, cut_torn, read_lines, write_whole
+from rag_windows.methods import Method, resolve
+from rag_windows.methods.registry import describe
+from rag_windows.prompt.builder import Header
 from rag_windows_retrievers import BM25Retriever
 from training.tasks import NEEDS_TWO, TASKS, Case, draw_case
 
-ASKED = ["single", "two-hop", "not stated", "follow-up", "classification"]
-LEARNED = ("two-hop", "classification")
-"""The tasks of tiny-learner; the others are tiny-reader's."""
+MODELS = {"two-hop": "tiny-learner", "classification": "tiny-learner"}
+"""The model that has learned a task; the others are `READER`'s."""
+READER = "tiny-reader"
 
-BASE = "sequential"
-METHODS = {
-    BASE: "sequential",
-    "pcw": "pcw",
-    "ape": "ape",
-    "structured-prompting": "structured-prompting",
-    "mateicl": "mateicl",
-    "ensemble, uniform": "ensemble:weights=uniform",
-    "ensemble, retrieval": "ensemble:weights=retrieval",
-    "ensemble, entropy": "ensemble:weights=entropy",
-    "ensemble, surest (NBCE)": "ensemble:weights=entropy,pooling=minimum",
+ASKED = ["single", "two-hop", "not stated", "follow-up", "classification"]
+"""Tasks of the models that are in the repository, asked unless others are named."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A row of the tables.
+
+    Attributes:
+        method: as `resolve` takes it; ``{further}`` is the number of passages beyond the first.
+        header: of the windows, as `WindowedLM` takes it; or "document", which gives each chunk of
+            a document the title of the first one, and the number of its part.
+        tasks: those that it is asked for; none means all.
+        calibrated: whether `WindowedLM.calibrate` chooses the method's numbers on questions of the
+            same task that are not asked here.
+    """
+
+    method: str
+    header: str = "title"
+    tasks: tuple[str, ...] = ()
+    calibrated: bool = False
+
+
+MANY = ("many alike",)
+ROWS = {
+    BASE: Row("sequential"),
+    "pcw": Row("pcw"),
+    "ape": Row("ape"),
+    "structured-prompting": Row("structured-prompting"),
+    "mateicl": Row("mateicl"),
+    "ensemble, uniform": Row("ensemble:weights=uniform"),
+    "ensemble, retrieval": Row("ensemble:weights=retrieval"),
+    "ensemble, entropy": Row("ensemble:weights=entropy"),
+    "ensemble, surest (NBCE)": Row("ensemble:weights=entropy,pooling=minimum"),
     # The sum of what the windows say, less what was said without any once for each further one.
-    "ensemble, naive Bayes": "ensemble:beta={further},nucleus=1",
-    "deep-thinking, continue": "deep-thinking:positions=continue",
-    "deep-thinking, reuse": "deep-thinking:positions=reuse",
-    "deep-thinking + ape": "deep-thinking+ape",
-    "codebook, 8 by concat": "codebook:retrieve=8,fusion=concat",
-    "codebook, 8 by mean": "codebook:retrieve=8,fusion=mean",
-    "linked 15%, first": "linked:tokens=0.15,choose=first",
-    "linked 15%, deviation": "linked:tokens=0.15,choose=deviation",
+    "ensemble, naive Bayes": Row("ensemble:beta={further},nucleus=1"),
+    "deep-thinking, continue": Row("deep-thinking:positions=continue"),
+    "deep-thinking, reuse": Row("deep-thinking:positions=reuse"),
+    "deep-thinking + ape": Row("deep-thinking+ape"),
+    "codebook, 8 by concat": Row("codebook:retrieve=8,fusion=concat"),
+    "codebook, 8 by mean": Row("codebook:retrieve=8,fusion=mean"),
+    "linked 15%, first": Row("linked:tokens=0.15,choose=first"),
+    "linked 15%, deviation": Row("linked:tokens=0.15,choose=deviation"),
+    "pcw, no header": Row("pcw", header="none"),
+    "pcw, numbered titles": Row("pcw", header="number+title"),
+    "pcw, document's title": Row("pcw", header="document", tasks=("split documents",)),
+    **{
+        f"ape, T={t} S={s}": Row(f"ape:temperature={t},scale={s}", tasks=MANY)
+        for t in (0.5, 0.7, 0.9, 1.1)
+        for s in (0.5, 0.8, 1.0, 1.2)
+    },
+    "mateicl, weight 1.5": Row("mateicl:schedule=1.5", tasks=MANY),
+    "mateicl, weight 3": Row("mateicl:schedule=3.0", tasks=MANY),
+    "ape, calibrated": Row("ape", tasks=MANY, calibrated=True),
 }
-"""The rows of the tables; ``{further}`` is the number of passages beyond the first."""
+"""By their labels. A row more is a line more; old cells stay as they are."""
 
 CITED_TASK = "single"
 """The task whose questions name the title of the one passage that states the answer."""
-TRAINED = 8
-"""The most passages that the readers were trained with."""
-KEY = ["model", "task", "passages", "label"]
-"""What a cell is about. Its other fields are, for each cell:
+BLOCK = 50
+"""Questions that are kept together; they are drawn from a seed of their own."""
+PROBED = 2
+"""Questions of a cell whose extra prefill is measured."""
+CALIBRATION = 48
+"""Questions on which a row's numbers are chosen."""
 
-- right: a letter a question: ``1`` where the answer is right, else ``0``.
+KEY = ["model", "task", "passages", "label", "asked"]
+"""What a cell is about. Its other fields are, for each block of its questions:
+
+- block: its number.
+- right: a letter a question: ``1`` where the greedy answer is right, else ``0``.
+- written: ``1`` where the answer was also written token by token and is right or wrong as measured,
+  ``0`` where not as measured, ``-`` where it was not written.
 - cited: ``1`` where the passage of most attention states a right answer, ``0`` where another one
   has it, ``-`` where the answer is wrong or no attention was measured.
 - blind: mean chance of a reader that knows the relation, but not whom it is asked about.
+- again: mean share of the passages' tokens that are encoded again at question time, although every
+  window has been encoded before; of the first block.
+- cached: whether windows are found again that were encoded for another question; of the same.
 """
-FIELDS = ["right", "cited", "blind"]
+
+Place = tuple[str, str, int]
+"""Model, task and number of passages."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """Questions to ask in one go: those of a block, by some of the methods.
+
+    `chosen` are descriptions of the methods that calibration chose, by label.
+    """
+
+    place: Place
+    block: int
+    questions: int
+    written: int
+    labels: tuple[str, ...]
+    chosen: Mapping[str, Mapping[str, Any]]
 
 
 @functools.cache
-def reader(model: str) -> WindowedLM:
+def loaded(model: str) -> WindowedLM:
     """The model, loaded once a process, on one thread."""
     torch.set_num_threads(1)
     return WindowedLM.from_pretrained(model)
 
 
-def ask(questions: int, key: tuple[str, str, int, str]) -> dict[str, Any]:
-    """Answer all questions of a cell; equal keys but for the method give equal questions."""
-    model, task, passages, label = key
-    rng = np.random.default_rng([1, list(TASKS).index(task), passages])
-    cases = [draw_case(rng, task, passages) for _ in range(questions)]
-    right, cited = "", ""
-    for case in cases:
-        made = reader(model).generate(
-            list(case.messages),
-            scored(case),
-            method=METHODS[label].format(further=passages - 1),
-            max_new_tokens=40,
-            do_sample=False,
-            citations=task == CITED_TASK,
-        )
-        correct = made.text.strip() == case.answer
-        right += "01"[correct]
-        mark = "-"
-        if correct and made.citations and any(one.mass for one in made.citations):
-            most = max(made.citations, key=lambda one: one.mass).passage
-            title = case.passages[most][0]
-            mark = "01"[title is not None and title in case.messages[-1]["content"]]
-        cited += mark
-    blind = float(np.mean([case.blind for case in cases]))
-    return dict(zip([*KEY, *FIELDS], [*key, right, cited, blind], strict=True))
+@functools.cache
+def answerer(model: str, header: Header) -> Answerer:
+    """What asks a model with a header; all headers share the weights."""
+    lm = loaded(model)
+    return Answerer(WindowedLM.from_pretrained(lm.model, tokenizer=lm.tokenizer, header=header))
 
 
-def scored(case: Case) -> list[Passage]:
+def cases(place: Place, block: int, questions: int, seed: int = 1) -> list[Case]:
+    """The questions of a block; equal for all methods and models."""
+    _, task, passages = place
+    rng = np.random.default_rng([seed, list(TASKS).index(task), passages, block])
+    return [draw_case(rng, task, passages) for _ in range(questions)]
+
+
+def method_of(label: str, passages: int, chosen: Mapping[str, Any] | None = None) -> Method:
+    """The method of a row over so many passages."""
+    return resolve(chosen or ROWS[label].method.format(further=passages - 1))
+
+
+def scored(case: Case, header: str = "title") -> list[Passage]:
     """The passages with BM25 scores of what the user said; 0 where no word is shared."""
     passages = [
         Passage(text, title=title, id=str(number))
@@ -118,125 +177,223 @@ def scored(case: Case) -> list[Passage]:
     said = " ".join(one["content"] for one in case.messages if one["role"] == "user")
     found = BM25Retriever(passages).retrieve(said, k=len(passages))
     scores = {one.id: one.score for one in found}
-    return [replace(one, score=scores.get(one.id) or 0.0) for one in passages]
+    passages = [replace(one, score=scores.get(one.id) or 0.0) for one in passages]
+    return with_documents(case, passages, header)
 
 
-def read_results(path: Path) -> pd.DataFrame:
-    """Finished cells, the latest of each; what a kill left of the last line is cut off."""
-    cut_torn(path)
-    rows = [row for _, row in read_lines(path, dict[str, Any])]
-    return pd.DataFrame(rows, columns=[*KEY, *FIELDS]).drop_duplicates(KEY, keep="last")
+def with_documents(case: Case, passages: Sequence[Passage], header: str) -> list[Passage]:
+    """The passages with what is known of the documents that they are chunks of."""
+    titles: dict[int, str | None] = {}
+    parts: dict[int, int] = {}
+    made = []
+    for number, passage in zip(case.documents, passages, strict=False):
+        place = parts[number] = parts.get(number, -1) + 1
+        title = titles.setdefault(number, passage.title)
+        if header == "document" and place:
+            passage = replace(passage, title=f"{title}, part {place + 1}")
+        if "document" in Passage.__dataclass_fields__:
+            where: dict[str, Any] = {"document": str(number), "index": place}
+            passage = replace(passage, **where)
+        made.append(passage)
+    return made or list(passages)
 
 
-def wanted(options: argparse.Namespace) -> list[tuple[str, str, int, str]]:
-    """Keys of all cells that were asked for, the longest first."""
-    keys = []
+def ask(job: Job) -> list[dict[str, Any]]:
+    """Answer a block's questions by each method; the lines to keep."""
+    model, task, passages = job.place
+    drawn = cases(job.place, job.block, job.questions)
+    lines = []
+    for header in dict.fromkeys(ROWS[label].header for label in job.labels):
+        labels = [label for label in job.labels if ROWS[label].header == header]
+        methods = [method_of(label, passages, job.chosen.get(label)) for label in labels]
+        asking = answerer(model, "title" if header == "document" else header)
+        marks = {label: {"right": "", "written": "", "cited": ""} for label in labels}
+        again: dict[str, list[tuple[float, bool]]] = {label: [] for label in labels}
+        for number, case in enumerate(drawn):
+            asked: Asked = (case.messages, scored(case, header))
+            right = asking.right(asked, case.answer, methods)
+            written: Sequence[tuple[str, int | None] | None] = [None] * len(labels)
+            if number < job.written:
+                written = asking.written(asked, methods, task == CITED_TASK)
+            for label, method, correct, text in zip(labels, methods, right, written, strict=True):
+                own = marks[label]
+                own["right"] += "01"[correct]
+                own["written"] += "-" if text is None else "01"[(text[0] == case.answer) == correct]
+                own["cited"] += cited(case, text) if task == CITED_TASK else "-"
+                if job.block == 0 and number < PROBED:
+                    again[label].append(asking.again(asked, method))
+        lines += [
+            {
+                **dict(zip(KEY, (*job.place, label, spelled(label, job.chosen)), strict=True)),
+                "block": job.block,
+                **marks[label],
+                "blind": float(np.mean([case.blind for case in drawn])),
+                "again": float(np.mean([one for one, _ in found])) if found else None,
+                "cached": all(one for _, one in found) if found else None,
+            }
+            for label, found in again.items()
+        ]
+    return lines
+
+
+def cited(case: Case, written: tuple[str, int | None] | None) -> str:
+    """Whether the passage of most attention is the one that the question names; see `KEY`."""
+    if written is None or written[0] != case.answer or written[1] is None:
+        return "-"
+    title = case.passages[written[1]][0]
+    return "01"[title is not None and title in case.messages[-1]["content"]]
+
+
+def choose(place: Place, label: str) -> dict[str, Any]:
+    """A line with what calibration chooses for a row, on questions that are not asked."""
+    model, _, passages = place
+    row = ROWS[label]
+    asking = answerer(model, "title" if row.header == "document" else row.header)
+    examples = [
+        {"query": list(case.messages), "passages": scored(case, row.header), "answer": case.answer}
+        for case in cases(place, 0, CALIBRATION, seed=2)
+    ]
+    profile = asking.lm.calibrate(examples, method=method_of(label, passages))
+    named = dict(zip(KEY[:4], (*place, label), strict=True))
+    return {**named, "chosen": describe(profile.method), "verdict": profile.verdict}
+
+
+def spelled(label: str, chosen: Mapping[str, Mapping[str, Any]]) -> str:
+    """What a row asks: cells of another method or header are done again."""
+    row = ROWS[label]
+    method = f"calibrated {json.dumps(chosen[label])}" if label in chosen else row.method
+    return method if row.header == "title" else f"{method}, header {row.header}"
+
+
+class Kept:
+    """What the file of results holds; what a kill left of the last line is cut off.
+
+    Attributes:
+        blocks: lines by key and block, of several the one with most questions.
+        chosen: what calibration chose, by place and label.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.blocks: dict[tuple[Any, ...], dict[int, dict[str, Any]]] = {}
+        self.chosen: dict[Place, dict[str, Mapping[str, Any]]] = {}
+        cut_torn(path)
+        for _, line in read_lines(path, dict[str, Any]):
+            self._take(line)
+
+    def _take(self, line: dict[str, Any]) -> None:
+        if "chosen" in line:
+            place = line["model"], line["task"], line["passages"]
+            self.chosen.setdefault(place, {})[line["label"]] = line["chosen"]
+        elif "block" in line:
+            own = self.blocks.setdefault(tuple(line[name] for name in KEY), {})
+            if len(line["right"]) >= len(own.get(line["block"], {"right": ""})["right"]):
+                own[line["block"]] = line
+
+    def add(self, lines: Sequence[dict[str, Any]]) -> None:
+        """Keep lines; they are safe afterwards."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        add_lines(self.path, lines)
+        for line in lines:
+            self._take(line)
+
+    def lacks(self, place: Place, label: str, block: int, questions: int) -> bool:
+        """Whether so many questions of a block are not answered yet."""
+        key = (*place, label, spelled(label, self.chosen.get(place, {})))
+        return len(self.blocks.get(key, {}).get(block, {"right": ""})["right"]) < questions
+
+    def cells(self, places: Iterable[tuple[Place, str]], questions: int) -> Iterator[Cell]:
+        """The cells, each with the questions that all blocks before have answered, too."""
+        for place, label in places:
+            key = (*place, label, spelled(label, self.chosen.get(place, {})))
+            found = self.blocks.get(key, {})
+            lines: list[dict[str, Any]] = []
+            while len(lines) in found:
+                lines.append(found[len(lines)])
+                if len(lines[-1]["right"]) < BLOCK:
+                    break
+            if lines:
+                right, cited, written = (
+                    "".join(line[name] for line in lines)[:questions]
+                    for name in ("right", "cited", "written")
+                )
+                weights = [len(line["right"]) for line in lines]
+                blind = float(np.average([line["blind"] for line in lines], weights=weights))
+                first = lines[0]
+                yield Cell(*key, right, cited, written, blind, first["again"], first["cached"])
+
+
+def wanted(options: argparse.Namespace) -> list[tuple[Place, list[str]]]:
+    """Places with the rows that are asked there, the longest first."""
+    found = []
     for passages in sorted(options.passages, reverse=True):
         for task in options.tasks:
-            model = options.model or ("tiny-learner" if task in LEARNED else "tiny-reader")
-            if passages > 1 or task not in NEEDS_TWO:
-                keys += [(model, task, passages, label) for label in options.methods]
-    return keys
+            if passages == 1 and task in NEEDS_TWO:
+                continue
+            labels = [one for one in options.methods if task in (ROWS[one].tasks or (task,))]
+            for model in options.model or [MODELS.get(task, READER)]:
+                found.append(((model, task, passages), labels))
+    return found
 
 
-def run(options: argparse.Namespace) -> None:
-    """Answer what is missing, and keep each cell as it comes."""
-    cells = read_results(options.results)
-    same = cells["right"].str.len() == options.questions
-    done = set(cells[same][KEY].itertuples(index=False, name=None))
-    missing = [key for key in wanted(options) if key not in done]
-    options.results.parent.mkdir(parents=True, exist_ok=True)
+def jobs(options: argparse.Namespace, kept: Kept) -> Iterator[Job]:
+    """What is missing, a block of every cell before the next block of any."""
+    for block, first in enumerate(range(0, options.questions, BLOCK)):
+        count = min(BLOCK, options.questions - first)
+        for place, labels in wanted(options):
+            chosen = kept.chosen.get(place, {})
+            left = tuple(
+                one
+                for one in labels
+                # A run that was cut short may not have calibrated.
+                if kept.lacks(place, one, block, count)
+                and (one in chosen or not ROWS[one].calibrated)
+            )
+            if left:
+                yield Job(place, block, count, options.written, left, chosen)
+
+
+def run(options: argparse.Namespace) -> Kept:
+    """Answer what is missing, and keep each block as it comes."""
+    kept, begun = Kept(options.results), time.monotonic()
     with ProcessPoolExecutor(options.jobs, get_context("spawn")) as pool:
-        work = map if options.jobs == 1 else pool.map
-        for cell in work(functools.partial(ask, options.questions), missing):
-            add_lines(options.results, [cell])
-            what = " ".join(str(cell[name]) for name in KEY)
-            share = cell["right"].count("1") / len(cell["right"])
-            print(f"{what}: {share:.1%}", file=sys.stderr, flush=True)
+
+        def results(work: Any, items: Sequence[Any]) -> Iterator[Any]:
+            late = begun + (float("inf") if options.minutes is None else 60 * options.minutes)
+            if options.jobs == 1:
+                yield from (work(one) for one in items if time.monotonic() < late)
+                return
+            waiting = {pool.submit(work, one) for one in items}
+            while waiting:
+                ended, waiting = wait(waiting, 1.0, FIRST_COMPLETED)
+                yield from (one.result() for one in ended)
+                if time.monotonic() > late:
+                    waiting = {one for one in waiting if not one.cancel()}
+
+        missing = [
+            (place, label)
+            for place, labels in wanted(options)
+            for label in labels
+            if ROWS[label].calibrated and label not in kept.chosen.get(place, {})
+        ]
+        for line in results(_choose, missing):
+            kept.add([line])
+            print(f"{line['label']}, {line['passages']}: {line['verdict']}", file=sys.stderr)
+        todo = list(jobs(options, kept))
+        for done, lines in enumerate(results(ask, todo), start=1):
+            kept.add(lines)
+            what = " ".join(str(lines[0][name]) for name in [*KEY[:3], "block"])
+            answers, seconds = sum(len(one["right"]) for one in lines), time.monotonic() - begun
+            print(
+                f"{done} of {len(todo)}, {seconds:.0f} s: {what}, {answers:,} answers",
+                file=sys.stderr,
+                flush=True,
+            )
+    return kept
 
 
-def shares(sums: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Right answers for each of the base; (..., 2) to (...)."""
-    return np.asarray(percent_of(sums[..., 0], sums[..., 1]))
-
-
-def estimated(
-    right: str, base: str | None = None, formula: Callable[..., NDArray[np.float64]] = shares
-) -> Estimate:
-    """Percent of right answers, of those that the base has right; the interval is paired."""
-    rows = [(mark == "1", base is None or base[i] == "1") for i, mark in enumerate(right)]
-    values, drawn = bootstrap(np.array(rows, dtype=np.float64)[:, None], formula)
-    return estimate(values[0], drawn[0])
-
-
-def percent(right: str, base: str | None = None, mark: str = "") -> str:
-    """An estimate, a mark, and its interval."""
-    found = estimated(right, base)
-    return f"{found.value:.1f}{mark} ({found.low:.1f}–{found.high:.1f})"
-
-
-def arrow(right: str, base: str | None) -> str:
-    """Whether the whole interval of the difference to the base is on one side of zero."""
-    if base is None or right == base:
-        return ""
-    gain = estimated(right, base, lambda sums: sums[..., 0] - sums[..., 1])
-    return " ↑" if gain.low > 0 else " ↓" if gain.high < 0 else ""
-
-
-def grid(
-    cells: pd.DataFrame, head: str, columns: str, text: Callable[[pd.Series[Any]], str]
-) -> str:
-    """A Markdown table with a row a method, in their order, and a text for each cell."""
-    order = list(cells[columns].unique())
-    shown = cells.assign(text=[text(row) for _, row in cells.iterrows()])
-    shown = shown.pivot(index="label", columns=columns, values="text")
-    shown = shown.reindex(index=[one for one in METHODS if one in shown.index], columns=order)
-    return str(shown.fillna("").rename_axis(head).to_markdown()) + "\n"
-
-
-def sections(cells: pd.DataFrame) -> Iterator[tuple[str, str, pd.DataFrame]]:
-    """Task, model and their cells by size, in the order of the tasks; `base` holds sequential's."""
-    place = KEY[:3]
-    base = cells[cells["label"] == BASE].set_index(place)["right"].rename("base")
-    cells = cells.join(base, on=place).sort_values("passages")
-    for task in TASKS:
-        for model, own in cells[cells["task"] == task].groupby("model"):
-            yield task, str(model), own.astype({"base": object}).where(own.notna(), None)
-
-
-def accuracy(cells: pd.DataFrame) -> str:
-    """Percent right of every method at every number of passages, a table for each task."""
-    parts = []
-    for task, model, own in sections(cells):
-        table = grid(
-            own,
-            "method",
-            "passages",
-            lambda one: percent(one["right"], mark=arrow(one["right"], one["base"])),
-        )
-        blind = own.drop_duplicates("passages")["blind"]
-        parts.append(
-            f"### {task}, `{model}`\n\n{own['right'].str.len().max():,} questions a cell.\n"
-        )
-        last = " | ".join(f"{100 * one:.0f}" for one in blind)
-        parts.append(f"{table}| *blind baseline* | {last} |\n")
-    return "\n".join(parts)
-
-
-def tables(cells: pd.DataFrame) -> str:
-    """All tables: accuracy, what of sequential's right answers is kept, citations."""
-    whole = pd.concat(own for _, _, own in sections(cells))
-    whole = whole.assign(section=whole["task"] + ", `" + whole["model"] + "`")
-    kept = whole[(whole["passages"] == TRAINED) & (whole["label"] != BASE) & whole["base"].notna()]
-    cited = whole[(whole["task"] == CITED_TASK) & (whole["cited"].str.strip("-") != "")]
-    retention = grid(kept, "retention", "section", lambda one: percent(one["right"], one["base"]))
-    parts = [accuracy(cells), f"### Of sequential's, {TRAINED} passages\n\n{retention}"]
-    for model, own in cited.groupby("model"):
-        shown = grid(
-            own, str(model), "passages", lambda one: percent(one["cited"].replace("-", ""))
-        )
-        parts.append(f"### Right answers whose most attended passage states them\n\n{shown}")
-    return "\n".join(parts)
+def _choose(asked: tuple[Place, str]) -> dict[str, Any]:
+    return choose(*asked)
 
 
 def main(given: Sequence[str] | None = None) -> None:
@@ -247,17 +404,28 @@ def main(given: Sequence[str] | None = None) -> None:
     parser.add_argument("--tasks", nargs="+", choices=list(TASKS), default=ASKED)
     sizes = [1, 2, 4, 8, 16, 32, 64]
     parser.add_argument("--passages", nargs="+", type=int, default=sizes)
-    parser.add_argument("--methods", nargs="+", choices=list(METHODS), default=list(METHODS))
-    parser.add_argument("--model", help="ask this one instead of the one that learned a task")
+    parser.add_argument("--methods", nargs="+", choices=list(ROWS), default=list(ROWS))
+    parser.add_argument(
+        "--model", nargs="+", help="names or folders to ask instead of the one that learned a task"
+    )
     parser.add_argument("--questions", type=int, default=200, help="of each cell")
+    parser.add_argument(
+        "--written", type=int, default=2, help="of each 50 questions, written token by token, too"
+    )
     parser.add_argument("--jobs", type=int, default=2, help="processes, with one thread each")
-    parser.add_argument("--results", type=Path, help="file of the finished cells")
+    parser.add_argument("--minutes", type=float, help="begin no block after so many minutes")
+    parser.add_argument("--results", type=Path, help="file of the answers")
+    parser.add_argument("--json", type=Path, help="file for the figures, as JSON")
     options = parser.parse_args(given)
-    name = f"quality-{options.questions}.jsonl"
-    options.results = options.results or Path(__file__).parent / "results" / name
-    run(options)
-    asked = pd.DataFrame(wanted(options), columns=KEY)
-    print(tables(read_results(options.results).merge(asked, on=KEY)))
+    options.results = options.results or Path(__file__).parent / "results" / "quality.jsonl"
+    kept = run(options)
+    places = [(place, label) for place, labels in wanted(options) for label in labels]
+    figures = Figures(
+        list(kept.cells(places, options.questions)), list(TASKS), list(ROWS), CITED_TASK
+    )
+    if options.json is not None:
+        write_whole(options.json, json.dumps(figures.as_json(), indent=1) + "\n")
+    print(figures.markdown())
 
 
 if __name__ == "__main__":

@@ -137,7 +137,7 @@ class BatchLoop:
         self._table_limit = table_limit(config)
         self.rows: list[Row] = []
         self._caches = RowCaches()
-        self._plan: Plan | None = None
+        self._plan: Plan[Row] | None = None
 
     @property
     def room(self) -> tuple[int, int]:
@@ -184,7 +184,7 @@ class BatchLoop:
             self.drop(row)
         return ended
 
-    def _pass(self, now: Plan) -> tuple[torch.Tensor, BatchLayout]:
+    def _pass(self, now: Plan[Row]) -> tuple[torch.Tensor, BatchLayout]:
         """Logits of each row's next token (rows, vocabulary), fp32; what the pass recorded."""
         self._caches.grow(now.lengths)
         positions = torch.cat(
@@ -215,7 +215,7 @@ class BatchLoop:
         self.rows[index] = self.rows[last]
         self.rows.pop(last)
 
-    def _sample(self, now: Plan, logits: torch.Tensor, largest: Sequence[int]) -> None:
+    def _sample(self, now: Plan[Row], logits: torch.Tensor, largest: Sequence[int]) -> None:
         for index, row in enumerate(now.rows):
             try:
                 row.take(largest[index] if row.greedy else row.sample(logits[index]))
@@ -228,7 +228,7 @@ class BatchLoop:
             self._plan.flush()
             self._plan = None
 
-    def _planned(self) -> Plan:
+    def _planned(self) -> Plan[Row]:
         """A plan of the rows that have a KV cache, and of as many new ones as a pass takes."""
         old = len(self._caches.lengths)
         most = PASS_TOKENS[self._device.type != "cpu"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import accumulate, groupby, pairwise
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
 from transformers import GenerationConfig
@@ -75,7 +75,35 @@ def _prepared(model: Any, input_ids: torch.Tensor, **made: Any) -> dict[str, Any
     return made
 
 
-class Row:
+class FedRow:
+    """What one row of a forward pass is fed, and what it reads.
+
+    Attributes:
+        prefix: None where the row's own tokens begin with it, or where it is empty.
+        windows: what it reads, each window once; None where there are none.
+        fed: tokens that the next forward pass takes: at first the whole query.
+        position: of the first of those.
+        weights: attention weights of each span, of the prefix and of the row's own tokens, summed
+            over what was recorded; only their shares mean something.
+    """
+
+    cited = False
+
+    def __init__(self, context: EncodedContext, query_ids: Sequence[int]) -> None:
+        if not query_ids:
+            raise InputError("The query has no tokens. Give at least one.")
+        method, windowed = context.method, isinstance(context.windows, Windows)
+        self.prefix: Window | None = context.prefix if windowed else None
+        self.windows = context.windows if isinstance(context.windows, Windows) else None
+        # Without windows nothing else holds the prefix, so it begins the row's own KV cache.
+        self.fed = list(query_ids) if windowed else [*context.prefix_ids, *query_ids]
+        self.position = context.query_start if windowed else 0
+        self.temperature, self.slope, self.shift = method.temperature, method.slope, method.shift
+        self.query_bias = query_bias(method, len(context.each)) if windowed else 0.0
+        self.weights = [0.0] * (len(context.groups) + 2)
+
+
+class Row(FedRow):
     """One row of the batch.
 
     ``generate`` itself prepares its processors and criteria, so that defaults, order and refusals
@@ -84,12 +112,7 @@ class Row:
     of its own; cited rows record attention weights.
 
     Attributes:
-        windows: what it reads, each window once; None where there are none.
-        fed: tokens that the next forward pass takes: at first the whole query, then the newest.
-        position: of the first of those.
         last: position behind the last token that it may get.
-        weights: attention weights of each span, of the prefix and of the row's own tokens, summed
-            over what was recorded; only their shares mean something.
         greedy: whether the largest logit is its next token.
         sequence: (1, tokens) int64: the prompt and what was generated.
         error: what ended it, if something did.
@@ -107,22 +130,13 @@ class Row:
         cited: bool = False,
         streamer: BaseStreamer | None = None,
     ) -> None:
-        if not query_ids:
-            raise InputError("The query has no tokens. Give at least one.")
+        super().__init__(context, query_ids)
         refuse_model_inputs(options)
         decoder.follow()
-        method, windowed = context.method, isinstance(context.windows, Windows)
-        self.prefix: Window | None = context.prefix if windowed else None
-        self.windows = context.windows if isinstance(context.windows, Windows) else None
+        windowed = self.windows is not None
         prompt = [*context.prefix_ids, *query_ids]
-        # Without windows nothing else holds the prefix, so it begins the row's own KV cache.
-        self.fed = list(query_ids) if windowed else prompt
-        self.position = context.query_start if windowed else 0
         self.last = self.position + len(self.fed) + options["max_new_tokens"]
-        self.temperature, self.slope, self.shift = method.temperature, method.slope, method.shift
-        self.query_bias = query_bias(method, len(context.each)) if windowed else 0.0
         self.cited = cited and windowed
-        self.weights = [0.0] * (len(context.groups) + 2)
         self.error: BaseException | None = None
         self.ended = False
         self._groups, self._n_groups = context.groups, context.n_groups
@@ -253,7 +267,10 @@ class RowCaches:
         return self.keys[layer], self.values[layer]
 
 
-class Plan:
+AnyRow = TypeVar("AnyRow", bound=FedRow)
+
+
+class Plan(Generic[AnyRow]):
     """Which rows take part in forward passes, and what they read; it holds until rows come or go.
 
     The first ``old`` rows have a KV cache already, with one fed token each. ``newest`` (rows,)
@@ -261,7 +278,7 @@ class Plan:
     windows and prefixes.
     """
 
-    def __init__(self, rows: Sequence[Row], old: int) -> None:
+    def __init__(self, rows: Sequence[AnyRow], old: int) -> None:
         self.rows = list(rows)
         self.old = old
         self.lengths = [len(row.fed) for row in rows]
@@ -278,7 +295,7 @@ class Plan:
         # What the attention weights that predict an answer's next token are of: for each segment,
         # places among its results; and by role, row and entry of `Row.weights`.
         self._wanted: list[torch.Tensor] = []
-        self._cited: dict[Role, list[tuple[Row, int]]] = {
+        self._cited: dict[Role, list[tuple[AnyRow, int]]] = {
             "context": [],
             "prefix": [],
             "query": [(row, -1) for row in rows if row.cited],
@@ -328,7 +345,7 @@ class Plan:
         return torch.tensor(numbers)[self._owners].unsqueeze(-1)
 
     def _prefixes(self) -> list[Segment]:
-        readers: dict[int, tuple[Window, list[Row]]] = {}
+        readers: dict[int, tuple[Window, list[AnyRow]]] = {}
         for row in self.rows:
             if row.prefix is not None:
                 readers.setdefault(id(row.prefix), (row.prefix, []))[1].append(row)
@@ -343,7 +360,7 @@ class Plan:
 
     def _windows(self) -> list[Segment]:
         """Windows as segments: one for all that have the same readers."""
-        readers: dict[tuple[int, float], list[tuple[Row, int]]] = {}
+        readers: dict[tuple[int, float], list[tuple[AnyRow, int]]] = {}
         stretches: dict[int, list[tuple[Window, slice]]] = {}
         for row in self.rows:
             entry = 0
@@ -353,7 +370,7 @@ class Plan:
                 stretches[whose] = spans
                 readers.setdefault((whose, row.temperature), []).append((row, entry))
                 entry += len(spans)
-        together: dict[tuple[tuple[Row, ...], float], list[tuple[int, list[int]]]] = {}
+        together: dict[tuple[tuple[AnyRow, ...], float], list[tuple[int, list[int]]]] = {}
         for (whose, temperature), found in readers.items():
             alike = tuple(row for row, _ in found), temperature
             together.setdefault(alike, []).append((whose, [entry for _, entry in found]))
@@ -377,7 +394,7 @@ class Plan:
             made.append(segment)
         return made
 
-    def _readers(self, rows: Sequence[Row]) -> tuple[torch.Tensor, torch.Tensor]:
+    def _readers(self, rows: Sequence[AnyRow]) -> tuple[torch.Tensor, torch.Tensor]:
         """The tokens of rows; and places among these of the newest ones of cited rows."""
         tokens = torch.cat([self._places[row] for row in rows])
         ends = torch.tensor([len(self._places[row]) for row in rows]).cumsum(0) - 1
@@ -397,7 +414,7 @@ class BatchLayout(Layout):
     def __init__(
         self,
         sliding_windows: tuple[int | None, ...],
-        plan: Plan,
+        plan: Plan[Any],
         caches: RowCaches,
         positions: torch.Tensor,
     ) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -14,8 +13,7 @@ import numpy as np
 import pytest
 from pydantic import TypeAdapter
 
-from benchmarks import cache, quality, recall, report, serve
-from rag_windows import Passage, WindowedLM
+from benchmarks import cache, recall, report, serve
 from rag_windows.benchmark.result import Plan, Result
 from rag_windows.benchmark.run import run
 from rag_windows.evaluation.inscit import InscitTask
@@ -64,52 +62,6 @@ def test_the_policy_s_tables_are_printed(capsys: pytest.CaptureFixture[str]) -> 
     printed = capsys.readouterr().out
     for words in ("| Zipf 1.3 | 20% |", "| scan in one run | 1% |"):
         assert words in printed
-
-
-def test_methods_are_judged_and_a_run_goes_on_where_it_stopped(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    results = tmp_path / "results.jsonl"
-    wanted = ["--questions", "4", "--passages", "8", "--jobs", "1", "--results", str(results)]
-    some = [*wanted, "--tasks", "single", "--methods", "sequential", "pcw"]
-    quality.main(some)
-    printed = capsys.readouterr().out
-    assert printed.count("| pcw ") == 3
-    assert re.search(r"\| pcw +\| 100.0 \(100.0–100.0\) +\|", printed)
-    assert "4 questions a cell." in printed
-    before = results.read_text(encoding="utf-8")
-    # A line that was torn off is done again, everything else is there.
-    results.write_text(before[:-30], encoding="utf-8")
-    quality.main(some)
-    assert len(quality.read_results(results)) == 2
-    quality.main([*wanted, "--tasks", "kin", "--model", "tiny-reader", "--methods", "pcw"])
-    assert "### kin, `tiny-reader`" in capsys.readouterr().out
-
-
-def test_cells_are_repeatable_and_citations_name_the_stating_passage() -> None:
-    one, again = (quality.ask(5, ("tiny-reader", "single", 4, "ape")) for _ in range(2))
-    assert (one["right"], one["cited"]) == (again["right"], again["cited"])
-    assert one["right"].count("1") >= 4
-    assert one["cited"].count("1") >= one["right"].count("1") - 1
-    assert 0 < one["blind"] < 1
-
-
-def test_every_row_is_a_method() -> None:
-    lm = WindowedLM.from_pretrained("tiny-reader")
-    for name in quality.METHODS.values():
-        given = [Passage(text, score=1.0) for text in ("A.", "B.")]
-        asked = lm.generate("Who?", given, method=name.format(further=1), max_new_tokens=1)
-        assert len(asked.token_ids) == 1
-
-
-def test_shares_have_the_textbook_interval_and_retention_is_paired() -> None:
-    marks = "1" * 300 + "0" * 100
-    found = quality.estimated(marks)
-    half = 196 * np.sqrt(0.75 * 0.25 / 400)
-    assert found.value == 75
-    assert (found.low, found.high) == pytest.approx((75 - half, 75 + half), abs=0.8)
-    assert quality.percent(marks, marks) == "100.0 (100.0–100.0)"
-    assert quality.arrow(marks, "0" * 400) == " ↑"
 
 
 def test_recall_is_what_can_be_counted_by_hand(tmp_path: Path) -> None:
