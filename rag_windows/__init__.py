@@ -43,12 +43,14 @@ if TYPE_CHECKING:
         Linked,
         MateICL,
         Method,
+        Neighbours,
         ParallelEnsemble,
         Sequential,
+        Sink,
         StructuredPrompting,
     )
     from rag_windows.model import WindowedLM
-    from rag_windows.passage import Passage
+    from rag_windows.passage import Passage, with_neighbours
     from rag_windows.request import BatchRequest
     from rag_windows.results import Chunk, Citation, Fallback, Generation, Timings, Usage
 
@@ -84,6 +86,7 @@ __all__ = [
     "MissingExtraError",
     "ModelError",
     "ModelLoadError",
+    "Neighbours",
     "NonFiniteError",
     "ParallelEnsemble",
     "Passage",
@@ -97,6 +100,7 @@ __all__ = [
     "Scheduler",
     "Score",
     "Sequential",
+    "Sink",
     "StructuredPrompting",
     "Timings",
     "ToolsUnsupportedError",
@@ -104,6 +108,7 @@ __all__ = [
     "Usage",
     "WindowedLM",
     "__version__",
+    "with_neighbours",
 ]
 
 # Imported on first use: the command line shows its help and its errors without loading torch.

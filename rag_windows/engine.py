@@ -39,7 +39,7 @@ from rag_windows.generate import Decoder
 from rag_windows.guard import few_short_passages, guard_of, multi_hop
 from rag_windows.loading import autocast_here
 from rag_windows.methods import PCW, Method, Sequential, linked, resolve
-from rag_windows.passage import Passage
+from rag_windows.passage import Passage, with_neighbours
 from rag_windows.prefill import (
     EncodedContext,
     Encoder,
@@ -257,7 +257,11 @@ class Engine:
             # One after the other, passages need no windows to be cut into.
             longest = None if in_order(method) else max_window_tokens or self.max_window_tokens
             parts = prompt.build(
-                asked.query, passages, prefix=asked.prefix, max_window_tokens=longest
+                asked.query,
+                passages,
+                prefix=asked.prefix,
+                max_window_tokens=longest,
+                neighbours=method.neighbours,
             )
             limit = self.position_limit if parts.windows else self.prompt_limit
             check_limits(parts, passages, method, tokens, limit)
@@ -311,6 +315,7 @@ class Engine:
             on_encoded=None if told is None else stop_iteration_told(told),
             sources=request.sources,
             scores=[request.passages[window.passage].score for window in windows],
+            chunks=[window.before for window in windows],
         )
 
     def encode(
@@ -388,23 +393,25 @@ class Engine:
                 "cache=PassageCache(...)."
             )
         self._check_warmable(passages, ttl)
+        if self.method.neighbours and isinstance(passages, Sequence):
+            passages = with_neighbours(passages)
         total = len(passages) if isinstance(passages, Sized) else None
         done = encoded = present = tokens = 0
         remaining = iter(passages)
         while chunk := [Passage.of(passage) for passage in islice(remaining, CHUNK)]:
             parts = (request := self.request(conversation or "?", chunk, prefix=prefix)).parts
             windows = [window.ids for window in parts.windows]
-            if missing := encoder.missing(parts.prefix_ids, windows, request.method):
-                sources = request.sources
-                asked = ToEncode(
-                    parts.prefix_ids,
-                    [windows[index] for index in missing],
-                    request.method,
-                    [sources[index] for index in missing],
-                    patient=True,
-                    ttl=ttl,
-                )
-                complete(encoder.prefill(asked))
+            asked = ToEncode(
+                parts.prefix_ids,
+                windows,
+                request.method,
+                request.sources,
+                patient=True,
+                ttl=ttl,
+                chunks=[window.before for window in parts.windows],
+            )
+            if missing := encoder.missing(asked):
+                complete(encoder.prefill(asked.only(missing)))
             done += len(chunk)
             encoded += len(missing)
             present += len(windows) - len(missing)

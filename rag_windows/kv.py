@@ -14,8 +14,9 @@ from transformers import DynamicCache
 class Window:
     """One encoded window.
 
-    It depends only on the model, the prefix, the window's own tokens and position, and how the
-    method encodes windows, so it can be reused in any order and for any question.
+    It depends only on the model, the prefix, the window's own tokens and position, those that it
+    saw in front of itself, and how the method encodes windows, so it can be reused in any order and
+    for any question.
 
     Attributes:
         ids: its tokens.
@@ -34,6 +35,14 @@ class Window:
     def end(self) -> int:
         """Position behind its last token."""
         return self.start + len(self.ids)
+
+    def stretch(self, first: int, last: int) -> Window:
+        """Some of its tokens, as views; itself if they are all."""
+        if (first, last) == (0, len(self.ids)):
+            return self
+        keys = tuple(one[:, first:last] for one in self.keys)
+        values = tuple(one[:, first:last] for one in self.values)
+        return Window(self.ids[first:last], self.start + first, keys, values)
 
 
 @dataclass(frozen=True, slots=True)

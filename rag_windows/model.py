@@ -380,7 +380,9 @@ class WindowedLM:
         prompt and tools.
 
         Args:
-            passages: as in `generate`; an iterable is read one passage at a time.
+            passages: as in `generate`; an iterable is read one passage at a time. A list is taken
+                for the whole corpus where the model's method is one such as `Neighbours`: then
+                `with_neighbours` fills in what is missing.
             prefix: the same system prompt as in the later requests.
             conversation: if the requests hold a system message or tools, one such request.
             on_warmed: called with the number of passages done, and the number of all passages
@@ -658,6 +660,7 @@ class WindowedLM:
         *,
         method: str | Method | None = None,
         scores: Sequence[float] = (),
+        before: Sequence[Sequence[int]] = (),
     ) -> EncodedContext:
         """Encode token ids as they are.
 
@@ -666,9 +669,11 @@ class WindowedLM:
             windows: one list of ids for each window; without windows it is an ordinary prompt.
             method: method instead of the default one.
             scores: retrieval score of each window, for a method that uses scores.
+            before: ids in front of each window in its document, for a method with neighbours.
         """
+        by = self.engine.method_of(method)
         return encode_context(
-            self.engine.encoder, prefix_ids, windows, self.engine.method_of(method), scores=scores
+            self.engine.encoder, prefix_ids, windows, by, scores=scores, before=before
         )
 
     def logits(self, context: EncodedContext, query_ids: Sequence[int]) -> torch.Tensor:

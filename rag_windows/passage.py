@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Any, Literal
 
 from rag_windows.errors import InputError
@@ -20,6 +22,10 @@ class Passage:
         title: an optional title, shown to the model by the default header.
         score: the retriever's score, whatever its unit.
         metadata: anything else; never read by the engine.
+        document: the name of the document that this is a chunk of, the same for all of its chunks.
+        index: the chunk's place in its document, from 0.
+        before: texts of the chunks in front of it in its document, nearest last. A method such as
+            `Neighbours` encodes the passage in sight of them; `with_neighbours` fills them in.
     """
 
     text: str
@@ -27,18 +33,35 @@ class Passage:
     title: str | None = None
     score: float | None = None
     metadata: Mapping[str, Any] = field(default_factory=dict)
+    document: str | None = None
+    index: int | None = None
+    before: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for name, value, kinds in (
             ("text", self.text, str),
             ("id", self.id, (str, type(None))),
             ("title", self.title, (str, type(None))),
+            ("document", self.document, (str, type(None))),
         ):
             if not isinstance(value, kinds):
                 raise InputError(
                     f"Passage.{name} must be a string, not {type(value).__name__}. Convert it "
                     f"first, for example Passage({name}=str(value))."
                 )
+        index = self.index
+        if index is not None and (type(index) is not int or index < 0):
+            raise InputError(
+                f"Passage.index must be a whole number from 0 on, or None, not {index!r}. It is "
+                "the chunk's place in its document; the first one's is 0."
+            )
+        listed = isinstance(self.before, list | tuple)
+        if not listed or not all(isinstance(one, str) for one in self.before):
+            raise InputError(
+                "Passage.before must be a list of strings, the texts of the chunks in front of "
+                f"this one in its document, not {self.before!r:.80}. with_neighbours() fills it in."
+            )
+        object.__setattr__(self, "before", tuple(self.before))
 
     @classmethod
     def of(cls, value: str | Passage | Mapping[str, Any]) -> Passage:
@@ -46,8 +69,10 @@ class Passage:
 
         Args:
             value: a mapping may use ``text`` or ``page_content`` for the text, ``id``, ``title``,
-                ``score`` and ``metadata``; a title or id inside ``metadata`` is used when none
-                stands beside it. Other keys are an error, so that no field is lost by a typo.
+                ``score``, ``metadata``, ``document``, ``index`` and ``before``; a title or id
+                inside ``metadata`` is used when none stands beside it, and so is what
+                `CHUNK_KEY` holds there. Other keys are an error, so that no field is lost by a
+                typo.
 
         Raises:
             InputError: the value is none of these, or a mapping lacks its text.
@@ -61,7 +86,7 @@ class Passage:
                 f"A passage must be a string, a Passage or a mapping with a 'text' key, "
                 f"not {type(value).__name__}."
             )
-        known = {"text", "page_content", "id", "title", "score", "metadata"}
+        known = {"text", "page_content", "id", "title", "score", "metadata", *_CHUNK}
         unknown = sorted(str(key) for key in value.keys() - known)
         if unknown:
             raise InputError(
@@ -72,6 +97,7 @@ class Passage:
         if text is None:
             raise InputError("A passage mapping must have a 'text' key (or 'page_content').")
         metadata = value.get("metadata") or {}
+        given = {name: value[name] for name in _CHUNK if value.get(name) is not None}
         identity = value.get("id", metadata.get("id"))
         score = value.get("score")
         return cls(
@@ -79,8 +105,54 @@ class Passage:
             id=None if identity is None else str(identity),
             title=value.get("title", metadata.get("title")),
             score=None if score is None else float(score),
-            metadata=dict(metadata),
+            metadata=_without_chunk(metadata),
+            **{**_chunk_of(metadata), **given},
         )
+
+
+CHUNK_KEY = "rag_windows_chunk"
+"""Metadata key under which documents of other frameworks keep document, index and neighbours.
+
+The value is JSON, which every store keeps: an object with ``document``, ``index`` and ``before``.
+"""
+
+_CHUNK = ("document", "index", "before")
+
+
+def chunk_metadata(passage: Passage) -> dict[str, str]:
+    """What a document of another framework keeps of a passage under `CHUNK_KEY`; often nothing."""
+    held = {name: getattr(passage, name) for name in _CHUNK}
+    known = {name: value for name, value in held.items() if value not in (None, ())}
+    return {CHUNK_KEY: json.dumps(known)} if known else {}
+
+
+def _chunk_of(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a passage that metadata hold under `CHUNK_KEY`."""
+    value = metadata.get(CHUNK_KEY)
+    with suppress(ValueError):
+        value = json.loads(value) if isinstance(value, str) else value
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping) or value.keys() - {*_CHUNK}:
+        raise InputError(
+            "The neighbours in a document's metadata must be a JSON object with document, "
+            f"index and before, not {value!r:.80}. Write it again, or remove it from the metadata."
+        )
+    return dict(value)
+
+
+def _without_chunk(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in metadata.items() if key != CHUNK_KEY}
+
+
+DOCUMENT_KEYS = ("document_id", "doc_id", "ref_doc_id", "source")
+"""Where metadata name the document that a passage is part of."""
+
+
+def document_of(metadata: Mapping[str, Any]) -> str | None:
+    """The name of a document, as metadata have it."""
+    named = (metadata.get(key) for key in DOCUMENT_KEYS)
+    return next((one for one in named if isinstance(one, str) and one), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +166,8 @@ class WindowTokens:
         parts: number of the passage's windows.
         start: first character of ``passage.text`` in it.
         end: character of ``passage.text`` behind its last one.
+        before: of each chunk in front of it in its document that its method may let it see, the
+            token ids, nearest last; earlier parts of its passage are such chunks.
     """
 
     ids: tuple[int, ...]
@@ -102,6 +176,7 @@ class WindowTokens:
     parts: int
     start: int
     end: int
+    before: tuple[tuple[int, ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,13 +185,14 @@ class Note:
 
     Attributes:
         kind: ``blank`` and ``duplicate`` passages make no window of their own; a ``split`` one
-            makes several.
+            makes several; an ``alone`` one is a later chunk of a document, to be encoded in sight
+            of its neighbours, but came without them.
         passage: index into the passages as given.
         message: the same in words.
         of: for a duplicate, the index of the first passage that equals it.
     """
 
-    kind: Literal["blank", "duplicate", "split"]
+    kind: Literal["blank", "duplicate", "split", "alone"]
     passage: int
     message: str
     of: int | None = None
@@ -157,10 +233,100 @@ def passages_of(retriever: object) -> list[Passage]:
             "of passages."
         )
     unique: dict[tuple[str | None, str | None, str], Passage] = {}
-    for document in found:
-        passage = passage_of(document)
+    for passage in with_places(found):
         unique.setdefault((passage.id, passage.title, passage.text), passage)
     return list(unique.values())
+
+
+NEIGHBOURS = 8
+"""How many chunks `with_neighbours` gives a passage, unless it is told."""
+
+_BETWEEN = 16
+"""Characters between two chunks that splitting may have left out, such as blank lines."""
+
+
+def with_neighbours(passages: Iterable[Any], most: int = NEIGHBOURS) -> list[Passage]:
+    """Passages with the texts of the chunks in front of them, as `Passage.before` has them.
+
+    Give it the chunks of a whole corpus once, before they are indexed or warmed. Whatever a
+    question then retrieves of them is encoded as `warm` encoded it. A passage that has ``before``
+    already, or no document or index, stays as it is.
+
+    Args:
+        passages: in any order, of any number of documents. Only chunks whose indices follow each
+            other directly are neighbours. Documents of LangChain and LlamaIndex count by their
+            places: ``start_index`` (and ``page``) in metadata, nodes by their previous ones.
+        most: how many chunks, at least 0; each of them adds to what encoding costs.
+
+    Raises:
+        InputError: two different texts say that they are the same chunk, or `most` is no number.
+    """
+    if type(most) is not int or most < 0:
+        raise InputError(f"most must be a whole number of chunks, 0 or more, not {most!r}.")
+    made = with_places(passages)
+    texts: dict[tuple[str | None, int], str] = {}
+    for one in made:
+        if one.document is not None and one.index is not None:
+            text = texts.setdefault((one.document, one.index), one.text)
+            if text != one.text:
+                raise InputError(
+                    f"Two different texts say that they are chunk {one.index} of the document "
+                    f"{one.document!r}. Give each document a name of its own, and number its "
+                    "chunks from 0 on."
+                )
+    filled = []
+    for one in made:
+        before: list[str] = []
+        if one.index is not None and not one.before:
+            at = one.index - 1
+            while len(before) < most and (one.document, at) in texts:
+                before.append(texts[one.document, at])
+                at -= 1
+        filled.append(replace(one, before=tuple(reversed(before))) if before else one)
+    return filled
+
+
+def with_places(documents: Iterable[Any]) -> list[Passage]:
+    """`passage_of` each document of a corpus, with the index of those that say where they stand.
+
+    Where something is missing between two chunks of a document, so is an index.
+    """
+    given = list(documents)
+    made = [passage_of(one) for one in given]
+    previous = _previous(given, made)
+    after = {place: at for at, place in previous.items()}
+    latest: dict[str | None, int] = {}
+    for first in (at for at in after if at not in previous):
+        at: int | None = first
+        index = latest.get(made[first].document, -2) + 2
+        while at is not None:
+            made[at] = replace(made[at], index=index)
+            latest[made[at].document] = index
+            at, index = after.get(at), index + 1
+    return made
+
+
+def _previous(given: Sequence[Any], made: Sequence[Passage]) -> dict[int, int]:
+    """Which of a corpus stands directly in front of which, as frameworks tell it."""
+    ids = {(one.document, one.id): at for at, one in enumerate(made) if one.id and one.document}
+    found: dict[int, int] = {}
+    spans: dict[str, dict[tuple[int, int], int]] = {}
+    for at, one in enumerate(made):
+        if one.document is None or one.index is not None:
+            continue
+        node = getattr(given[at], "node", given[at])
+        before = getattr(getattr(node, "prev_node", None), "node_id", None)
+        if before is not None and (one.document, before) in ids:
+            found[at] = ids[one.document, before]
+        start, page = one.metadata.get("start_index"), one.metadata.get("page", 0)
+        if type(start) is int and start >= 0 and type(page) is int:
+            spans.setdefault(one.document, {}).setdefault((page, start), at)
+    for of_document in spans.values():
+        for (last, at), (here, behind) in pairwise(sorted(of_document.items())):
+            end = last[1] + len(made[at].text) + _BETWEEN
+            if here[1] <= end if here[0] == last[0] else here[0] == last[0] + 1:
+                found[behind] = at
+    return found
 
 
 def passage_of(document: Any) -> Passage:
@@ -169,7 +335,9 @@ def passage_of(document: Any) -> Passage:
     Of a LangChain document the title is ``metadata["title"]``, the score
     ``metadata["relevance_score"]`` or ``["score"]``. A LlamaIndex node's text is what LlamaIndex
     shows a model, with the metadata that is not excluded, but for a title, which becomes the
-    passage's own. Anything else is read as `Passage.of` reads it.
+    passage's own. Both name their document in one of `DOCUMENT_KEYS` of their metadata, a node
+    first by ``ref_doc_id``, and what `CHUNK_KEY` holds is no text for the model. Anything else is
+    read as `Passage.of` reads it.
 
     Raises:
         InputError: it is no document.
@@ -194,7 +362,8 @@ def _of_langchain(document: Any) -> Passage:
         id=None if identity is None else str(identity),
         title=None if title is None else str(title),
         score=float(score) if isinstance(score, int | float) else None,
-        metadata=dict(metadata),
+        metadata=_without_chunk(metadata),
+        **{"document": document_of(metadata), **_chunk_of(metadata)},
     )
 
 
@@ -203,15 +372,17 @@ def _of_llama_index(node: Any, score: float | None) -> Passage:
     key, shown = next(titles, None), node
     if key is not None and key in node.excluded_llm_metadata_keys:
         key = None
-    if key is not None:
+    document = getattr(node, "ref_doc_id", None) or document_of(node.metadata)
+    if hidden := {key, CHUNK_KEY} & node.metadata.keys():
         shown = node.model_copy()
-        shown.excluded_llm_metadata_keys = [*node.excluded_llm_metadata_keys, key]
+        shown.excluded_llm_metadata_keys = [*node.excluded_llm_metadata_keys, *hidden]
     return Passage(
         text=shown.get_content(metadata_mode="llm"),
         id=node.node_id,
         title=None if key is None else node.metadata[key],
         score=score,
-        metadata=node.metadata,
+        metadata=_without_chunk(node.metadata),
+        **{"document": document, **_chunk_of(node.metadata)},
     )
 
 

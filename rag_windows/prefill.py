@@ -46,6 +46,22 @@ def chunks(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
     return made
 
 
+def beginnings(texts: Sequence[Sequence[int]], starts: Sequence[int]) -> list[list[int]]:
+    """Indices of texts that one pass over the first of them serves: it begins with the others.
+
+    A token sees what stands in front of it alone, so it is the same in all of them.
+    """
+    runs: list[list[int]] = []
+    # Sorted, a text stands in front of those that begin with it.
+    for index in sorted(range(len(texts)), key=lambda i: (starts[i], *texts[i]), reverse=True):
+        whole, text = texts[runs[-1][0]] if runs else (), texts[index]
+        if runs and starts[index] == starts[runs[-1][0]] and whole[: len(text)] == text:
+            runs[-1].append(index)
+        else:
+            runs.append([index])
+    return runs
+
+
 T = TypeVar("T")
 
 OnEncoded = Callable[[int, int], None]
@@ -111,6 +127,8 @@ class ToEncode:
     Attributes:
         windows: token ids, each of at least one token.
         sources: of each window, for a cache.
+        chunks: of each window, the token ids of the chunks in front of it in its document, nearest
+            last; the method says how many of them it sees while it is encoded. Or none.
         on_encoded: called after each forward pass; windows found in a cache count.
         patient: whether a cache waits for the disk rather than leave something unwritten.
         ttl: seconds for which a cache may use what is encoded now, instead of its own.
@@ -123,12 +141,39 @@ class ToEncode:
     on_encoded: OnEncoded | None = None
     patient: bool = False
     ttl: float | None = None
+    chunks: Sequence[Sequence[Sequence[int]]] = ()
+
+    def only(self, indices: Sequence[int]) -> ToEncode:
+        """The same with some of the windows."""
+        sources, chunks = self.sources, self.chunks
+        return replace(
+            self,
+            windows=[self.windows[i] for i in indices],
+            sources=[sources[i] for i in indices] if sources else (),
+            chunks=[chunks[i] for i in indices] if chunks else (),
+        )
+
+    @property
+    def before(self) -> list[tuple[int, ...]]:
+        """Token ids in front of each window, which it sees while it is encoded.
+
+        Their own keys and values are no part of it.
+        """
+        method = self.method
+        if not method.windowed:
+            return [()] * len(self.windows)
+        sink = tuple(self.prefix_ids[: method.sink])
+        if not self.chunks or not method.neighbours:
+            return [sink] * len(self.windows)
+        near = [of_window[-method.neighbours :] for of_window in self.chunks]
+        return [(*sink, *(token for ids in chunks for token in ids)) for chunks in near]
 
     @property
     def starts(self) -> Sequence[int]:
         """Position of each window's first token."""
         lengths = [len(ids) for ids in self.windows]
-        return window_starts(self.method.alignment, len(self.prefix_ids), lengths)
+        seen = [len(ids) for ids in self.before]
+        return window_starts(self.method.alignment, len(self.prefix_ids), lengths, seen)
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,9 +265,7 @@ class Encoder:
         prefix = self.encode_prefix(asked.prefix_ids)
         if prefix is not None:
             yield 0.0
-        made = yield from self.prefill_windows(
-            prefix, asked.windows, asked.starts, asked.method.refinement, asked.on_encoded
-        )
+        made = yield from self.prefill_windows(prefix, asked)
         return Encoded(prefix, made)
 
     def encode_prefix(self, ids: Sequence[int]) -> Window | None:
@@ -231,21 +274,16 @@ class Encoder:
             return None
         return self.run([ids], [0], None)[0]
 
-    def prefill_windows(
-        self,
-        prefix: Window | None,
-        windows: Sequence[Sequence[int]],
-        starts: Sequence[int],
-        refinement: DeepThinking | None = None,
-        on_encoded: OnEncoded | None = None,
-    ) -> Prefill[list[Window]]:
-        """Encode windows at these positions, side by side in memory and in the order given."""
+    def prefill_windows(self, prefix: Window | None, asked: ToEncode) -> Prefill[list[Window]]:
+        """Encode what one request reads, side by side in memory and in the order given."""
         encoded: dict[int, Window] = {}
+        windows, told = asked.windows, asked.on_encoded
         shelf = Shelf([len(ids) for ids in windows])
-        for batch in self.encode_batches(prefix, windows, starts, refinement):
+        refinement = asked.method.refinement
+        for batch in self.encode_batches(prefix, windows, asked.starts, refinement, asked.before):
             encoded |= {index: shelf.put(index, window) for index, window in batch.items()}
-            if on_encoded is not None:
-                on_encoded(len(encoded), len(windows))
+            if told is not None:
+                told(len(encoded), len(windows))
             yield 0.0
         return [encoded[index] for index in range(len(windows))]
 
@@ -255,16 +293,32 @@ class Encoder:
         windows: Sequence[Sequence[int]],
         starts: Sequence[int],
         refinement: DeepThinking | None = None,
+        before: Sequence[Sequence[int]] = (),
     ) -> Iterator[dict[int, Window]]:
-        """Encode windows, packed without padding, pass by pass: windows by their index."""
-        lengths = [len(ids) for ids in windows]
+        """Encode windows, packed without padding, pass by pass: windows by their index.
+
+        Each one's tokens ``before`` run with it, directly in front, and what they give is left out.
+        """
+        before = before or [()] * len(windows)
+        texts = [(*seen, *ids) for seen, ids in zip(before, windows, strict=True)]
+        firsts = [start - len(seen) for start, seen in zip(starts, before, strict=True)]
+        # A refined token has seen all of its text, so that no other text has the same one.
+        alone = refinement is not None or not any(before)
+        runs = [[i] for i in range(len(windows))] if alone else beginnings(texts, firsts)
+        longest = [run[0] for run in runs]
+        lengths = [len(texts[i]) for i in longest]
         if refinement is not None:
-            check_room(refinement, starts, lengths, self._position_limit, "Window {}".format)
+            check_room(refinement, firsts, lengths, self._position_limit, "Window {}".format)
         for chunk in chunks(lengths, self.pass_tokens):
-            made = self.run([windows[i] for i in chunk], [starts[i] for i in chunk], prefix)
+            whole = [longest[i] for i in chunk]
+            made = self.run([texts[i] for i in whole], [firsts[i] for i in whole], prefix)
             if refinement is not None:
                 made = refine(refinement, self.run, made, prefix)
-            yield dict(zip(chunk, made, strict=True))
+            yield {
+                i: window.stretch(len(before[i]), len(texts[i]))
+                for run, window in zip((runs[i] for i in chunk), made, strict=True)
+                for i in run
+            }
 
     @torch.no_grad()
     def run(
@@ -424,11 +478,12 @@ def prefill_context(
     on_encoded: OnEncoded | None = None,
     sources: Sequence[Source] = (),
     scores: Sequence[float | None] = (),
+    chunks: Sequence[Sequence[Sequence[int]]] = (),
 ) -> Prefill[EncodedContext]:
     """Encode prefix and windows for one method.
 
     Args:
-        encoder: this, and what is not named here, as `Encoder.prefill` has it.
+        encoder: this, and what is not named here, as `ToEncode` has it.
         groups: citation group of each window; by default each window is its own.
         scores: retrieval score of each window, or none.
 
@@ -448,7 +503,8 @@ def prefill_context(
     if method.combination is not None:
         names = [one.name for one in sources] or [f"Window {i}" for i in range(len(windows))]
         method.combination.check(scores or [None] * len(windows), names)
-    encoded = yield from encoder.prefill(ToEncode(prefix_ids, windows, method, sources, on_encoded))
+    asked = ToEncode(prefix_ids, windows, method, sources, on_encoded, chunks=chunks)
+    encoded = yield from encoder.prefill(asked)
     made, cached_tokens = encoded.windows, encoded.cached_tokens
     if method.recompute is not None:
         made, again = recompute(encoder.runner, made, encoded.prefix, method.recompute)
@@ -480,7 +536,22 @@ def encode_context(
     method: Method,
     *,
     scores: Sequence[float | None] = (),
+    before: Sequence[Sequence[int]] = (),
 ) -> EncodedContext:
-    """`prefill_context` at once, each window a citation group of its own."""
-    prefill = prefill_context(encoder, prefix_ids, windows, method, scores=scores)
+    """`prefill_context` at once, each window a citation group of its own.
+
+    ``before`` is of each window one chunk in front of it, which may have no tokens; or none.
+    """
+    if before and not method.neighbours:
+        raise InputError(
+            f"The method {method.name!r} encodes windows without neighbours. Use one such as "
+            "'neighbours+pcw', or leave before= out."
+        )
+    if before and len(before) != len(windows):
+        raise InputError(
+            f"before= has {len(before)} lists for {len(windows)} windows. Give one for each, an "
+            "empty one where nothing stands in front."
+        )
+    chunks = [[tuple(ids)] for ids in before]
+    prefill = prefill_context(encoder, prefix_ids, windows, method, scores=scores, chunks=chunks)
     return complete(prefill)

@@ -13,10 +13,9 @@ from rag_windows.cache.keys import fields as joined
 from rag_windows.errors import InputError, LimitError
 from rag_windows.guard import FallbackOption, Guard
 from rag_windows.methods import Method
-from rag_windows.methods.base import window_starts
 from rag_windows.methods.linked import Choose, LinkTokens
-from rag_windows.passage import Passage
-from rag_windows.prefill import OnEncoded, Source
+from rag_windows.passage import DOCUMENT_KEYS, Passage
+from rag_windows.prefill import OnEncoded, Source, ToEncode
 from rag_windows.prompt.builder import PromptParts
 from rag_windows.prompt.conversation import Conversation
 from rag_windows.sampling import LogprobRecorder, whole_number
@@ -28,9 +27,6 @@ PassageLike = Passage | str | Mapping[str, Any]
 DEFAULT_NEW_TOKENS = 128
 
 SINGLE_PASSAGE = "passages must be a list of passages, not a single one. Wrap it in []."
-
-DOCUMENT_KEYS = ("document_id", "doc_id", "ref_doc_id", "source")
-"""Where metadata name the document that a passage is part of."""
 
 _PART = re.compile(r"(.+)#\d+", re.DOTALL)
 
@@ -166,13 +162,23 @@ def check_limits(
         number = parts.windows[index].passage
         return f"Passage {passage_name(passages[number], number)}"
 
-    lengths = [len(window.ids) for window in parts.windows]
+    windows = [window.ids for window in parts.windows]
+    chunks = [window.before for window in parts.windows]
+    asked = ToEncode(parts.prefix_ids, windows, method, chunks=chunks)
+    lengths, before = ([len(ids) for ids in each] for each in (windows, asked.before))
     for index, (length, together) in enumerate(zip(lengths, accumulate(lengths), strict=True)):
-        if not in_order(method) and length > room:
+        if not in_order(method) and before[index] + length > room:
+            seen, fitting = before[index], room - before[index]
+            advice = f"Set max_window_tokens={room} or less, which splits it into several windows."
+            if seen:
+                advice = (
+                    f"It is encoded behind {seen} tokens of neighbours or sink, which have to fit "
+                    f"as well. Let it see fewer of them, such as neighbours:chunks=1"
+                    + (f", or set max_window_tokens={fitting} or less." if fitting > 0 else ".")
+                )
             raise LimitError(
                 f"{name(index)} needs a window of {length} tokens, but the model's {limit} "
-                f"positions leave {room} beside prefix, query and new tokens. Set "
-                f"max_window_tokens={room} or less, which splits it into several windows."
+                f"positions leave {room} beside prefix, query and new tokens. {advice}"
             )
         if in_order(method) and together > room:
             raise LimitError(
@@ -182,8 +188,9 @@ def check_limits(
                 "passages, or use a method with windows, such as 'ape' or 'pcw'."
             )
     if method.refinement is not None and method.windowed:
-        starts = window_starts(method.alignment, prefix, lengths)
-        check_room(method.refinement, starts, lengths, limit, name)
+        starts = [start - seen for start, seen in zip(asked.starts, before, strict=True)]
+        whole = [length + seen for length, seen in zip(lengths, before, strict=True)]
+        check_room(method.refinement, starts, whole, limit, name)
     elif method.refinement is not None:
         whole = [sum(lengths)]
         check_room(method.refinement, [prefix], whole, limit, lambda _: "All passages together")
@@ -209,13 +216,16 @@ def labels_of(passage: Passage) -> tuple[str, ...]:
     """What a cache knows a passage's windows by, beside their keys: its content, then its ids.
 
     `content_label` comes first. The ids are the passage's own; its document's, which is an id
-    without the ``#3`` that splitting adds, and what the metadata say.
+    without the ``#3`` that splitting adds, `Passage.document`, and what the metadata say. The
+    chunks in front of it that it was encoded in sight of are known by their document alone.
     """
     labels = {content_label(passage): None}
     if passage.id:
         labels[passage.id] = None
         if part := _PART.fullmatch(passage.id):
             labels[part[1]] = None
+    if passage.document:
+        labels[passage.document] = None
     for key in DOCUMENT_KEYS:
         value = passage.metadata.get(key)
         if isinstance(value, str) and value:

@@ -37,6 +37,8 @@ class Need:
         anew: of prefix and windows, where they are made anew for this question alone.
         refined: whether passes refine its windows, with states in fp32.
         rows: of a forward pass that it takes.
+        passes: of each window with the tokens that it sees in front of itself while it is encoded;
+            empty where those are none.
     """
 
     own: int
@@ -46,6 +48,7 @@ class Need:
     anew: int = 0
     refined: bool = False
     rows: int = 1
+    passes: tuple[int, ...] = ()
 
 
 def need_of(request: Request, sequences: int = 1) -> Need:
@@ -55,9 +58,10 @@ def need_of(request: Request, sequences: int = 1) -> Need:
     if not windows:
         # Nothing else holds the prefix. The last token is not fed any more.
         return Need(prefix + query + new - 1, prefix + query, new, rows=sequences)
-    method = _method(request)
+    method, before = _method(request), to_encode(request).before
     if not method.windowed:
         windows = [sum(windows)]
+    seen = [len(ids) + length for ids, length in zip(before, windows, strict=True)]
     own, rows = query + new - 1, sequences
     if method.combination is not None:
         # Each window answers in a row of its own, whose cache holds the prefix, too.
@@ -70,6 +74,7 @@ def need_of(request: Request, sequences: int = 1) -> Need:
         anew=0 if method.recompute is None else prefix + sum(windows),
         refined=method.refinement is not None,
         rows=rows,
+        passes=tuple(seen) if any(before) else (),
     )
 
 
@@ -78,7 +83,8 @@ def to_encode(request: Request) -> ToEncode:
     method, windows = _method(request), [window.ids for window in request.parts.windows]
     if not method.windowed:
         windows = [tuple(token for ids in windows for token in ids)]
-    return ToEncode(request.parts.prefix_ids, windows, method)
+    chunks = [window.before for window in request.parts.windows] if method.windowed else ()
+    return ToEncode(request.parts.prefix_ids, windows, method, chunks=chunks)
 
 
 def _method(request: Request) -> Method:
@@ -167,7 +173,10 @@ class Sizes:
         """A bound for what the largest of their forward passes takes beside what is kept of it."""
         passes = [0]
         for need in needs:
-            longest = min(max(self._encoder_tokens, *need.windows, 0), sum(need.windows), windows)
+            # What windows see in front of themselves runs with them, though it is not kept.
+            run = need.passes or need.windows
+            most = sum(run) if need.passes and windows else windows
+            longest = min(max(self._encoder_tokens, *run, 0), sum(run), most)
             # Refining holds each number in fp32, and with momentum its speed, too.
             kept = self.token * (8 if need.refined else 1)
             passes.append(max(longest, need.anew) * (self._fed_token + kept))

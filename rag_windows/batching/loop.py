@@ -62,7 +62,7 @@ class SharedEncoder:
         if prefix is None and (made := self.runner.encode_prefix(asked.prefix_ids)) is not None:
             prefix = self._kept(prefix_key, made)
             yield 0.0
-        windows, starts, told = asked.windows, asked.starts, 0
+        windows, starts, before, told = asked.windows, asked.starts, asked.before, 0
         read: dict[int, Window] = {}
         encoded: set[int] = set()
         while True:
@@ -75,9 +75,14 @@ class SharedEncoder:
             left = [index for index in range(len(keys)) if index not in read]
             if not left:
                 break
-            ids, places = [windows[i] for i in left], [starts[i] for i in left]
-            refinement = asked.method.refinement
-            batch = next(self.runner.encode_batches(prefix, ids, places, refinement))
+            batches = self.runner.encode_batches(
+                prefix,
+                [windows[i] for i in left],
+                [starts[i] for i in left],
+                asked.method.refinement,
+                [before[i] for i in left],
+            )
+            batch = next(batches)
             for at, window in batch.items():
                 index = left[at]
                 # In memory of its own, which goes when nobody reads this one any more.
@@ -104,10 +109,10 @@ def shared_keys(runner: Encoder, asked: ToEncode) -> tuple[Key, list[Key]]:
     method = asked.method
     seen: dict[Key, int] = {}
     keys: list[Key] = []
-    for ids, start in zip(asked.windows, asked.starts, strict=True):
+    for ids, start, before in zip(asked.windows, asked.starts, asked.before, strict=True):
         # One text of all passages is cited by its parts, which are not the same for others.
         whose = None if method.windowed else object()
-        key = (prefix, method.encoding, whose, start, _digest(ids))
+        key = (prefix, method.encoding, whose, start, _digest(before), _digest(ids))
         seen[key] = seen.get(key, 0) + 1
         keys.append((*key, seen[key]))
     return prefix, keys

@@ -16,7 +16,6 @@ from rag_windows.cache.memory import compact, placed
 from rag_windows.cache.passage_cache import PassageCache
 from rag_windows.errors import NonFiniteError
 from rag_windows.kv import Window
-from rag_windows.methods import Method
 from rag_windows.prefill import Encoded, Encoder, Prefill, Source, ToEncode
 
 FOLLOW_S = 120.0
@@ -58,11 +57,9 @@ class CachedEncoder:
         request = _Request(self.runner, self._cache, scope, asked, self._model, fingerprint)
         return request.prefill()
 
-    def missing(
-        self, prefix_ids: Sequence[int], windows: Sequence[Sequence[int]], method: Method
-    ) -> list[int]:
+    def missing(self, asked: ToEncode) -> list[int]:
         """Indices of windows that the cache does not know of, by what it knows without reading."""
-        _, keys = self.keys(ToEncode(prefix_ids, windows, method))
+        _, keys = self.keys(asked)
         present = self._cache.present([key for key in keys if key is not None])
         return [index for index, key in enumerate(keys) if key not in present]
 
@@ -75,8 +72,8 @@ class CachedEncoder:
         prefix = scope.prefix_key() if asked.prefix_ids and self._cache.store == EXACT else None
         if not asked.method.windowed:
             return prefix, [None] * len(asked.windows)
-        places = zip(asked.windows, asked.starts, strict=True)
-        return prefix, [scope.window_key(ids, start) for ids, start in places]
+        places = zip(asked.windows, asked.starts, asked.before, strict=True)
+        return prefix, [scope.window_key(*place) for place in places]
 
     def identity(self) -> tuple[bytes | None, bytes]:
         """Fingerprints of the model, None if nothing can be said about it, and the tokenizer."""
@@ -102,6 +99,7 @@ class _Wanted:
     ids: tuple[int, ...]
     start: int
     source: Source
+    before: tuple[int, ...] = ()
 
 
 class _Request:
@@ -128,9 +126,10 @@ class _Request:
         self._wanted: list[_Wanted] = []
         if asked.method.windowed:
             sources = asked.sources or [Source(f"Window {i}") for i in range(len(asked.windows))]
+            places = zip(asked.windows, asked.starts, asked.before, sources, strict=True)
             self._wanted = [
-                _Wanted(scope.window_key(ids, start), tuple(ids), start, source)
-                for ids, start, source in zip(asked.windows, asked.starts, sources, strict=True)
+                _Wanted(scope.window_key(ids, start, before), tuple(ids), start, source, before)
+                for ids, start, before, source in places
             ]
         self._head: _Wanted | None = None
         if asked.prefix_ids and cache.store == EXACT:
@@ -160,9 +159,7 @@ class _Request:
                 self._keep()
                 prefix = self._found([head])[0]
             if not asked.method.windowed:
-                made = yield from self._encoder.prefill_windows(
-                    prefix, asked.windows, asked.starts, asked.method.refinement, asked.on_encoded
-                )
+                made = yield from self._encoder.prefill_windows(prefix, asked)
             else:
                 missing = [one for one in wanted if one.key not in self._got]
                 if not missing or len(missing) < len(wanted):
@@ -300,10 +297,11 @@ class _Request:
         if not wanted:
             return
         ids, starts = [one.ids for one in wanted], [one.start for one in wanted]
+        before = [one.before for one in wanted]
         refinement = None if wanted[0] is self._head else self._asked.method.refinement
         ttl = self._asked.ttl or self._cache.ttl
         begun = time.perf_counter()
-        for views in self._encoder.encode_batches(prefix, ids, starts, refinement):
+        for views in self._encoder.encode_batches(prefix, ids, starts, refinement, before):
             batch = {index: compact(window) for index, window in views.items()}
             bad = {index for index, window in batch.items() if not is_finite(window)}
             self._bad |= {wanted[index].key: wanted[index].source for index in bad}

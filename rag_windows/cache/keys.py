@@ -87,8 +87,13 @@ class KeyScope:
         mac.update(fields(self._prefix_ids))
         return mac.hexdigest()
 
-    def window_key(self, ids: Sequence[int], start: int) -> str:
-        """Key of a window behind the prefix whose first token is at position `start`."""
+    def window_key(self, ids: Sequence[int], start: int, before: Sequence[int] = ()) -> str:
+        """Key of a window behind the prefix whose first token is at position `start`.
+
+        ``before`` are the tokens directly in front of it, in sight of which it was encoded.
+        """
         mac = self._behind.copy()
         mac.update(fields(start.to_bytes(8, "big"), id_bytes(ids)))
+        if before:
+            mac.update(fields(id_bytes(before)))
         return mac.hexdigest()

@@ -271,12 +271,14 @@ class _Measuring:
     ) -> tuple[list[_Ready], list[str]]:
         """Examples that fit every setting, and a sentence for each that does not."""
         engine, count = self.engine, self.max_new_tokens
+        # A request of neighbours holds them all; each setting takes its own number.
+        reader = "neighbours+pcw" if any(one.neighbours for one in settings) else "pcw"
         ready, left_out = [], []
         numbered = list(enumerate(examples, start=1))
         for number, example in self._counted("Reading the examples", numbered):
             ask = partial(engine.request, example.query, example.passages, prefix=prefix)
             try:
-                request = ask(method="pcw", max_new_tokens=count)
+                request = ask(method=reader, max_new_tokens=count)
                 if not request.parts.windows:
                     raise InputError("it has no passages.")
                 for one in settings:

@@ -243,6 +243,8 @@ def _notes(generation: Generation, passages: Sequence[Passage], limit: int) -> I
             yield f"{name} repeats passage {note.of + 1}, which was read instead."
         elif note.kind == "split":
             yield f"{name} is longer than a window and was read in several."
+        elif note.kind == "alone":
+            yield f"{name} is a later chunk of its document, and was encoded without those before."
         else:
             yield f"{name} holds no text that the model can read and was left out."
     if generation.fallback is not None:

@@ -143,6 +143,11 @@ class PassageBook:
                 f"The method {method.name!r} can't be used for a book, because it places windows "
                 "by the longest one of a request. Choose a method such as ape, pcw or mateicl."
             )
+        if method.neighbours or method.sink:
+            raise InputError(
+                f"The method {method.name!r} can't be used for a book, which compares windows that "
+                "begin behind the prefix. Leave neighbours and sink out."
+            )
         self.lm = lm
         self.cache = cache
         self.method = method

@@ -13,9 +13,11 @@ from rag_windows.methods.ensemble import ParallelEnsemble as ParallelEnsemble
 from rag_windows.methods.linked import Linked as Linked
 from rag_windows.methods.linked import linked as linked
 from rag_windows.methods.mateicl import MateICL as MateICL
+from rag_windows.methods.neighbours import Neighbours as Neighbours
 from rag_windows.methods.pcw import PCW as PCW
 from rag_windows.methods.registry import METHODS as METHODS
 from rag_windows.methods.registry import describe as describe
 from rag_windows.methods.registry import resolve as resolve
 from rag_windows.methods.sequential import Sequential as Sequential
+from rag_windows.methods.sink import Sink as Sink
 from rag_windows.methods.structured_prompting import StructuredPrompting as StructuredPrompting

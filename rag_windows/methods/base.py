@@ -22,14 +22,22 @@ Alignment = Literal["left", "right", "in order"]
 each begins where the one before it ends."""
 
 
-def window_starts(alignment: Alignment, first: int, lengths: Sequence[int]) -> list[int]:
-    """Position of the first token of windows of these lengths behind ``first`` tokens of prefix."""
+def window_starts(
+    alignment: Alignment, first: int, lengths: Sequence[int], before: Sequence[int] = ()
+) -> list[int]:
+    """Position of the first token of windows of these lengths behind ``first`` tokens of prefix.
+
+    Directly in front of it stand as many tokens as ``before`` says (none where it is empty), which
+    the window sees while it is encoded. Windows in order leave no room for them: they then share
+    positions with the window before, or with the end of the prefix.
+    """
+    if alignment == "in order":
+        return list(accumulate(lengths[:-1], initial=first)) if lengths else []
+    before = before or [0] * len(lengths)
     if alignment == "left":
-        return [first] * len(lengths)
-    if alignment == "right":
-        longest = max(lengths, default=0)
-        return [first + longest - length for length in lengths]
-    return list(accumulate(lengths[:-1], initial=first)) if lengths else []
+        return [first + seen for seen in before]
+    ends = first + max(map(sum, zip(lengths, before, strict=True)), default=0)
+    return [ends - length for length in lengths]
 
 
 def finite(value: object) -> bool:
@@ -113,6 +121,16 @@ class Method:
         in here; how windows are read does not.
         """
         return "behind the prefix"
+
+    @property
+    def neighbours(self) -> int:
+        """How many chunks in front of it in its document a window sees while it is encoded."""
+        return 0
+
+    @property
+    def sink(self) -> int:
+        """How many of the prefix's first tokens stand once more in front of each window then."""
+        return 0
 
     @property
     def refinement(self) -> DeepThinking | None:

@@ -62,6 +62,8 @@ class Linked(Composed):
             self.refuse("each of its windows answers alone; use ape or pcw as the reader.")
         if self.reader.selection is not None:
             self.refuse("it chooses windows once the query is known; use ape or pcw.")
+        if self.reader.neighbours:
+            self.refuse("its windows need room in front of them; use sink, ape or pcw.")
         if self.reader.alignment != "left":
             self.refuse("its windows end at one position; use mateicl, ape or pcw.")
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import functools
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any
 
 from rag_windows.errors import LimitError, PromptError
@@ -20,9 +22,23 @@ Header = str | HeaderFunction
 """A name of ``HEADERS``, or a function."""
 
 
+def _context(passage: Passage) -> str | None:
+    """Title, document and place: what a reader of a whole document would know of a chunk."""
+    title, document, index = passage.title, passage.document, passage.index
+    part = None if index is None else f"part {index + 1}"
+    if document is None or document == title:
+        where = part if title else None
+    else:
+        where = f"{part} of document {document}" if part else document
+    if title and where:
+        return f"{title} ({where})"
+    return title or (f"P{where[1:]}" if part and where else where)
+
+
 HEADERS: Mapping[str, HeaderFunction] = {
     "none": lambda passage, number: None,
     "title": lambda passage, number: passage.title,
+    "context": lambda passage, number: _context(passage),
     "number": lambda passage, number: f"[{number}]",
     "number+title": lambda passage, number: (
         f"[{number}] {passage.title}" if passage.title else f"[{number}]"
@@ -107,36 +123,56 @@ class Prompt:
         *,
         prefix: str | None = None,
         max_window_tokens: int | None = None,
+        neighbours: int = 0,
     ) -> PromptParts:
         """Tokenize a question, or a conversation (see `Conversation.of`), with its passages.
 
         Blank and repeated passages make no window and are noted. One that is longer than
         `max_window_tokens` becomes several windows, each with the header, that cover its text
-        without gap or overlap. `prefix` goes before a leading system message.
+        without gap or overlap. `prefix` goes before a leading system message. Each window gets the
+        tokens of up to `neighbours` chunks in front of it, as windows of their own would have them.
         """
         conversation = Conversation.of(query, prefix)
         # Without an instruction the first window begins the text of a base model.
         at: At = "text" if self.is_chat or conversation.system else "start"
         notes: list[Note] = []
         texts: list[_Text] = []
-        first: dict[tuple[str, str], int] = {}
+        nearby: list[list[_Text]] = []
+        first: dict[tuple[str, str, tuple[str, ...]], int] = {}
         for index, passage in enumerate(map(Passage.of, passages)):
             name = f"Passage {index}" + (f" (id {passage.id!r})" if passage.id is not None else "")
             if not passage.text.strip():
                 notes.append(Note("blank", index, f"{name} has no text and was left out."))
                 continue
-            same = first.setdefault((passage.title or "", passage.text), index)
+            before = passage.before[-neighbours:] if neighbours else ()
+            same = first.setdefault((passage.title or "", passage.text, before), index)
             if same != index:
                 message = f"{name} repeats passage {same} and was left out."
                 notes.append(Note("duplicate", index, message, of=same))
                 continue
-            header = self._header(passage, index + 1)
-            head = f"{header}\n" if header and header.strip() else ""
-            texts.append(_Text(index, name, head, passage.text))
+            if neighbours and passage.index and not before:
+                message = (
+                    f"{name} is chunk {passage.index} of its document, but came without the chunks "
+                    "in front of it, so it is encoded alone. with_neighbours() fills them in."
+                )
+                notes.append(Note("alone", index, message))
+            texts.append(self._text(passage, index, name))
+            nearby.append([])
+            for back, chunk in enumerate(reversed(before), start=1):
+                at_ = None if passage.index is None else max(0, passage.index - back)
+                chunk_of = replace(passage, text=chunk, index=at_, before=())
+                if chunk.strip():
+                    nearby[-1].insert(0, self._text(chunk_of, index, f"{name}, chunk before it"))
         windows: list[WindowTokens] = []
-        read = self._boundary.encode_plain([text.whole for text in texts], at)
-        for text, ids in zip(texts, read, strict=True):
-            made = self._windows(text, ids, at, max_window_tokens)
+        every = dict.fromkeys(text.whole for text in (*texts, *chain.from_iterable(nearby)))
+        read = dict(zip(every, self._boundary.encode_plain([*every], at), strict=True))
+
+        @functools.cache
+        def windows_of(text: _Text) -> list[WindowTokens]:
+            return self._windows(text, read[text.whole], at, max_window_tokens)
+
+        for text, chunks in zip(texts, nearby, strict=True):
+            made = windows_of(text)
             if not made:
                 message = (
                     f"{text.name} has no text that this tokenizer can encode and was left out."
@@ -148,10 +184,20 @@ class Prompt:
                     f"split into {len(made)} windows."
                 )
                 notes.append(Note("split", text.passage, message))
-            windows += made
+            if neighbours:
+                seen = [window.ids for one in chunks for window in windows_of(one)]
+                for at_part, window in enumerate(made):
+                    earlier = (*seen, *(one.ids for one in made[:at_part]))
+                    windows.append(replace(window, before=earlier[-neighbours:]))
+            else:
+                windows += made
         notes.sort(key=lambda note: note.passage)
         prefix_ids, query_ids = self.around(conversation, windows=bool(windows))
         return PromptParts(prefix_ids, tuple(windows), query_ids, tuple(notes))
+
+    def _text(self, passage: Passage, index: int, name: str) -> _Text:
+        header = self._header(passage, index + 1)
+        return _Text(index, name, f"{header}\n" if header and header.strip() else "", passage.text)
 
     def around(
         self,
