@@ -259,28 +259,29 @@ def with_neighbours(passages: Iterable[Any], most: int = NEIGHBOURS) -> list[Pas
         most: how many chunks, at least 0; each of them adds to what encoding costs.
 
     Raises:
-        InputError: two different texts say that they are the same chunk, or `most` is no number.
+        InputError: two different texts say that they are one chunk in front of another, or `most`
+            is no number.
     """
     if type(most) is not int or most < 0:
         raise InputError(f"most must be a whole number of chunks, 0 or more, not {most!r}.")
     made = with_places(passages)
-    texts: dict[tuple[str | None, int], str] = {}
+    texts: dict[tuple[str | None, int], set[str]] = {}
     for one in made:
         if one.document is not None and one.index is not None:
-            text = texts.setdefault((one.document, one.index), one.text)
-            if text != one.text:
-                raise InputError(
-                    f"Two different texts say that they are chunk {one.index} of the document "
-                    f"{one.document!r}. Give each document a name of its own, and number its "
-                    "chunks from 0 on."
-                )
+            texts.setdefault((one.document, one.index), set()).add(one.text)
     filled = []
     for one in made:
         before: list[str] = []
         if one.index is not None and not one.before:
             at = one.index - 1
-            while len(before) < most and (one.document, at) in texts:
-                before.append(texts[one.document, at])
+            while len(before) < most and (found := texts.get((one.document, at))):
+                if len(found) > 1:
+                    raise InputError(
+                        f"Two different texts say that they are chunk {at} of the document "
+                        f"{one.document!r}. Give each document a name of its own, and number its "
+                        "chunks from 0 on."
+                    )
+                before += found
                 at -= 1
         filled.append(replace(one, before=tuple(reversed(before))) if before else one)
     return filled

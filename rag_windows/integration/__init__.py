@@ -29,7 +29,7 @@ from __future__ import annotations
 import json
 import logging
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -49,7 +49,14 @@ from rag_windows.methods import Method, describe, linked, resolve
 from rag_windows.methods.linked import Choose, LinkTokens
 from rag_windows.methods.registry import with_parameters
 from rag_windows.model import WindowedLM
-from rag_windows.passage import Passage, passage_of
+from rag_windows.passage import (
+    CHUNK_KEY,
+    NEIGHBOURS,
+    Passage,
+    chunk_metadata,
+    passage_of,
+    with_neighbours,
+)
 from rag_windows.prefill import EncodedContext
 from rag_windows.prompt.answer_form import alike, check_schema
 from rag_windows.prompt.answer_form import available as schemas_available
@@ -83,10 +90,12 @@ __all__ = [
     "call_entry",
     "carried",
     "check_schema",
+    "chunk_metadata",
     "describe",
     "folder_state",
     "guard_of",
     "joined_messages",
+    "keep_neighbours",
     "leading_ids",
     "likelihoods",
     "load_shared",
@@ -247,6 +256,37 @@ def passage_list(name: str, documents: object) -> list[Passage]:
             f"{type(documents).__name__}. Wrap a single one in []."
         )
     return [passage_of(document) for document in documents]
+
+
+def keep_neighbours(documents: Iterable[Any], most: int = NEIGHBOURS) -> list[Any]:
+    """Copies of a framework's documents, which keep their neighbours wherever they are stored.
+
+    Give it the chunks of a whole corpus before they go into a store, as splitters made them:
+    LangChain documents with ``source`` and ``start_index`` (``add_start_index=True``), LlamaIndex
+    nodes with their source and previous nodes. What a store then gives back makes passages with
+    `Passage.before`. It stands as JSON in one metadata entry, which no model and no embedding of
+    LlamaIndex is shown.
+
+    Args:
+        documents: in any order; what does not say where it stands comes back without the entry.
+        most: how many chunks, see `with_neighbours`.
+    """
+    given = list(documents)
+    kept = []
+    for document, passage in zip(given, with_neighbours(given, most), strict=True):
+        node = getattr(document, "node", document)
+        if not hasattr(node, "model_copy"):
+            raise InputError(
+                f"{type(node).__name__} is no document of LangChain and no node of LlamaIndex. "
+                "For passages, use with_neighbours()."
+            )
+        changes: dict[str, Any] = {"metadata": {**node.metadata, **chunk_metadata(passage)}}
+        for name in ("excluded_llm_metadata_keys", "excluded_embed_metadata_keys"):
+            if hasattr(node, name):
+                changes[name] = list(dict.fromkeys([*getattr(node, name), CHUNK_KEY]))
+        copy = node.model_copy(update=changes)
+        kept.append(copy if node is document else document.model_copy(update={"node": copy}))
+    return kept
 
 
 def one_way(ways: Mapping[str, list[Passage]]) -> list[Passage]:

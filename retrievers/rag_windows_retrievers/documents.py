@@ -18,7 +18,7 @@ from typing import Any
 
 from pydantic import AliasChoices, BaseModel, Field
 
-from rag_windows import Passage
+from rag_windows import Passage, with_neighbours
 from rag_windows.errors import DocumentError, InputError, MissingExtraError, require
 
 SUFFIXES = (".txt", ".md", ".markdown", ".jsonl", ".pdf")
@@ -470,7 +470,8 @@ def split_document(
     Returns:
         Passages with ids ``{document.id}#{n}`` from 1 on; an id that the document's author stated
         stays as it is where one passage holds the whole document. ``metadata`` gains ``start`` and
-        ``end``, the passage's characters in `document.text`.
+        ``end``, the passage's characters in `document.text`. Each knows its document, its index and
+        the texts in front of it, see `rag_windows.with_neighbours`.
 
     Raises:
         InputError: ``words`` is below 1, or the budget is too small for a single character.
@@ -478,15 +479,18 @@ def split_document(
     text, budget = document.text, tokens or TokenBudget(words, _count_words)
     spans = _fitting(text, budget)
     keep = document.named and len(spans) == 1
-    return tuple(
+    passages = (
         Passage(
             text=text[start:end],
             id=document.id if keep else f"{document.id}#{number}",
             title=document.title,
             metadata={**document.metadata, "start": start, "end": end},
+            document=document.id,
+            index=number - 1,
         )
         for number, (start, end) in enumerate(spans, start=1)
     )
+    return tuple(with_neighbours(passages))
 
 
 def _count_words(text: str) -> int:

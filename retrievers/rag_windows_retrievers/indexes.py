@@ -14,7 +14,7 @@ import re
 import tempfile
 import threading
 import unicodedata
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from rag_windows import Passage
+from rag_windows import Passage, with_neighbours
 from rag_windows.errors import InputError, RetrievalError
 from rag_windows_retrievers.documents import (
     DEFAULT_WORDS,
@@ -88,11 +88,9 @@ def _write(
     """Replace the index by passages without their scores, settings (JSON) and arrays."""
     from safetensors.numpy import save
 
+    places = {passage.text: place for place, passage in enumerate(passages)}
     try:
-        rows = [
-            json.dumps({"text": p.text, "id": p.id, "title": p.title, "metadata": dict(p.metadata)})
-            for p in passages
-        ]
+        rows = [json.dumps(_row(passage, places)) for passage in passages]
     except (TypeError, ValueError, RecursionError) as error:
         raise InputError(
             f"A passage's metadata can't be saved as JSON ({error}). Keep strings, numbers, lists "
@@ -116,6 +114,26 @@ def _write(
             f"The index {path} can't be written: {error.strerror}. Check the folder, "
             "its permissions and the free space."
         ) from error
+
+
+def _row(passage: Passage, places: Mapping[str, int]) -> dict[str, Any]:
+    """A passage as JSON; a text in front of it that is a passage's, by that one's place."""
+    row = {"text": passage.text, "id": passage.id, "title": passage.title}
+    chunk: dict[str, Any] = {"document": passage.document, "index": passage.index}
+    if before := [places.get(text, text) for text in passage.before]:
+        chunk["before"] = before
+    known = {name: value for name, value in chunk.items() if value is not None}
+    return {**row, "metadata": dict(passage.metadata), **known}
+
+
+def _passages(rows: Sequence[Mapping[str, Any]]) -> tuple[Passage, ...]:
+    """What `_row` made of passages, as these."""
+    texts = [row["text"] for row in rows]
+    before = [
+        [texts[one] if isinstance(one, int) else one for one in row.get("before", ())]
+        for row in rows
+    ]
+    return tuple(Passage(**{**row, "before": b}) for row, b in zip(rows, before, strict=True))
 
 
 def _read(path: Path) -> tuple[tuple[Passage, ...], dict[str, Any], dict[str, Any]]:
@@ -142,7 +160,7 @@ def _read(path: Path) -> tuple[tuple[Passage, ...], dict[str, Any], dict[str, An
         if header["sha256"] != _digest(header["index"], arrays):
             raise ValueError("its checksum is wrong")
         rows = arrays.pop("passages").tobytes().decode("ascii").splitlines()
-        return tuple(Passage(**json.loads(row)) for row in rows), head["settings"], arrays
+        return _passages([json.loads(row) for row in rows]), head["settings"], arrays
     except (ValueError, KeyError, TypeError, SafetensorError) as error:
         raise RetrievalError(
             f"The index {path} is damaged ({error}). Delete it and build it again."
@@ -171,7 +189,8 @@ class BM25Retriever:
     with it are not found.
 
     Args:
-        passages: to be ranked.
+        passages: to be ranked; taken for a whole corpus, so that `rag_windows.with_neighbours`
+            fills in what they lack.
         k1: how soon repeated words stop counting, at least 0.
         b: how much long passages are held back, 0 to 1.
 
@@ -185,8 +204,8 @@ class BM25Retriever:
             raise InputError(
                 f"BM25's k1 must be at least 0 and b from 0 to 1, not k1={k1} and b={b}."
             )
-        self.passages = tuple(passages)
-        words = [tokenize(ranked_text(one)) for one in passages]
+        self.passages = tuple(with_neighbours(passages))
+        words = [tokenize(ranked_text(one)) for one in self.passages]
         if not any(words):
             raise RetrievalError("No passage holds a word. Check the contents of the documents.")
         import bm25s  # on first use: importing the engine needs none of it
@@ -314,7 +333,7 @@ class DenseRetriever:
     paragraphs asks with the mean of their vectors. Blank passages are never found.
 
     Args:
-        passages: the corpus.
+        passages: the corpus; `rag_windows.with_neighbours` fills in what they lack.
         model: an `Encoder`, or what `SentenceEncoder` takes.
         known: an older retriever with the same model: what it holds is not embedded again.
         progress: called with the number of texts embedded and of all texts.
@@ -332,8 +351,8 @@ class DenseRetriever:
         known: DenseRetriever | None = None,
         progress: Progress | None = None,
     ) -> None:
-        self.passages, self.encoder = tuple(passages), _encoder(model)
-        self._searched = _with_text(passages)
+        self.passages, self.encoder = tuple(with_neighbours(passages)), _encoder(model)
+        self._searched = _with_text(self.passages)
         if not self._searched:
             raise RetrievalError("There is no text to search. Load some documents first.")
         rows: dict[str, Vectors] = {}

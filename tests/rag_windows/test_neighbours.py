@@ -23,6 +23,7 @@ from rag_windows import (
     WindowedLM,
     with_neighbours,
 )
+from rag_windows.integration import keep_neighbours
 from rag_windows.passage import CHUNK_KEY, chunk_metadata, passage_of
 from tests.rag_windows import small
 
@@ -69,7 +70,7 @@ def test_what_has_neighbours_or_no_place_stays_as_it_is() -> None:
         (lambda: Passage("a", before=("b", 3)), "before must be a list of strings"),  # type: ignore[arg-type]  # the error is the test
         (lambda: with_neighbours([], most=-1), "most must be a whole number"),
         (
-            lambda: with_neighbours([CHUNKS[1], replace(CHUNKS[1], text="other")]),
+            lambda: with_neighbours([*CHUNKS[1:], replace(CHUNKS[1], text="other")]),
             "Two different texts say that they are chunk 1 of the document 'd'",
         ),
         (
@@ -231,3 +232,61 @@ def test_neighbours_under_such_a_header_have_their_own_places() -> None:
     prompt = small.wrapped(header="context").engine.text.prompt
     windows = prompt.build("Who?", with_neighbours(CHUNKS), neighbours=1).windows
     assert windows[3].before == (windows[2].ids,)
+
+
+def test_what_frameworks_say_of_places_becomes_neighbours() -> None:
+    from langchain_core.documents import Document
+
+    starts = [0, 19, 38, 90]  # the last one begins long after the third has ended
+    metadata = [{"source": "d", "start_index": start} for start in starts]
+    pairs = list(zip(TEXTS, metadata, strict=True))
+    documents = [Document(text, metadata=own) for text, own in reversed(pairs)]
+    found = {one.text: one for one in with_neighbours([*documents, Document("other")])}
+    assert [found[text].before for text in TEXTS] == [(), tuple(TEXTS[:1]), tuple(TEXTS[:2]), ()]
+    assert [found[text].index for text in TEXTS] == [0, 1, 2, None]
+    assert found["other"] == Passage("other")
+
+
+def test_nodes_are_ordered_by_their_previous_ones() -> None:
+    from llama_index.core.node_parser import SentenceSplitter
+    from llama_index.core.schema import Document, MetadataMode
+
+    whole = Document(text=" ".join(f"Sentence number {i} says little." for i in range(40)))
+    nodes = SentenceSplitter(chunk_size=40, chunk_overlap=0)([whole])
+    texts = [node.get_content(metadata_mode=MetadataMode.LLM) for node in nodes]
+    assert len(texts) > 3
+    found = {one.text: one for one in with_neighbours(nodes[::-1], most=2)}
+    for index, text in enumerate(texts):
+        assert found[text].document == whole.id_
+        assert found[text].before == tuple(texts[max(0, index - 2) : index])
+
+
+@pytest.mark.parametrize("framework", ["langchain", "llama_index"])
+def test_documents_keep_their_neighbours_in_one_entry_that_no_model_sees(framework: str) -> None:
+    documents: list[Any]
+    if framework == "langchain":
+        from langchain_core.documents import Document
+
+        metadata = [{"source": "d", "start_index": 19 * i} for i in range(2)]
+        pairs = zip(TEXTS[:2], metadata, strict=True)
+        documents = [Document(text, metadata=own) for text, own in pairs]
+    else:
+        from llama_index.core.schema import NodeRelationship, RelatedNodeInfo, TextNode
+
+        documents = [TextNode(id_=str(i), text=text) for i, text in enumerate(TEXTS[:2])]
+        for node in documents:
+            node.relationships[NodeRelationship.SOURCE] = RelatedNodeInfo(node_id="d")
+        documents[1].relationships[NodeRelationship.PREVIOUS] = RelatedNodeInfo(node_id="0")
+    given = [dict(one.metadata) for one in documents]
+    kept = keep_neighbours(documents)
+    assert [one.metadata for one in documents] == given
+    assert kept[1].metadata.keys() - given[1].keys() == {CHUNK_KEY}
+    passage = passage_of(kept[1])
+    assert (passage.text, passage.before) == (TEXTS[1], (TEXTS[0],))
+    assert (passage.document, passage.index) == ("d", 1)
+    assert CHUNK_KEY not in passage.metadata
+    if framework == "llama_index":
+        for mode in ("llm", "embed"):
+            assert CHUNK_KEY not in kept[1].get_content(metadata_mode=mode)
+    with pytest.raises(InputError, match="For passages, use with_neighbours"):
+        keep_neighbours([CHUNKS[0]])

@@ -144,3 +144,14 @@ def test_a_bar_shows_only_on_a_terminal(
     with progress_bar("Embedding") as progress:
         DenseRetriever(CORPUS, WordEncoder(), progress=progress)
     assert ("5/5" in capsys.readouterr().err) == terminal
+
+
+def test_an_index_keeps_documents_and_neighbours(tmp_path: Path) -> None:
+    """Also of a text that is no passage of it; a text that is one is written once."""
+    chunks = [Passage(f"chunk {i} " * 50, document="d", index=i) for i in range(9)]
+    built = dense(*chunks, Passage("alone", before=("in front",)))
+    assert [len(one.before) for one in built.passages] == [0, 1, 2, 3, 4, 5, 6, 7, 8, 1]
+    built.save(tmp_path)
+    assert DenseRetriever.load(tmp_path, WordEncoder()).passages == built.passages
+    (file,) = (one for one in tmp_path.rglob("*") if one.is_file())
+    assert file.read_bytes().count(b"chunk 0 chunk 0") == 25

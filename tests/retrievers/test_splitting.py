@@ -69,3 +69,9 @@ def test_sizes_that_are_refused() -> None:
         split_document(Document("a", "doc"), words=0)
     with pytest.raises(InputError, match="can't hold the character '東', which has 3"):
         split_document(Document("東", "doc"), tokens=TokenBudget(2, bytes_and_joints))
+
+
+def test_passages_of_a_document_know_what_stands_in_front_of_them() -> None:
+    passages = split_document(Document("a b c d e f", "x.md"), words=2)
+    assert [(one.document, one.index) for one in passages] == [("x.md", i) for i in range(3)]
+    assert [one.before for one in passages] == [(), ("a b",), ("a b", "c d")]

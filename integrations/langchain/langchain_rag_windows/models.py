@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -460,9 +461,12 @@ def create_windows_chain(
 
 
 def _shaped(passage: Passage, document_prompt: BasePromptTemplate[Any]) -> Passage:
-    document = Document(page_content=passage.text, metadata=dict(passage.metadata))
-    text = format_document(document, document_prompt)
-    return Passage(text, id=passage.id, score=passage.score, metadata=passage.metadata)
+    def shaped(text: str) -> str:
+        document = Document(page_content=text, metadata=dict(passage.metadata))
+        return format_document(document, document_prompt)
+
+    before = tuple(map(shaped, passage.before))
+    return replace(passage, text=shaped(passage.text), title=None, before=before)
 
 
 def _asked(llm: object) -> list[object]:

@@ -18,6 +18,7 @@ from pydantic import Field
 from langchain_rag_windows.errors import in_langchain_terms
 from langchain_rag_windows.messages import conversation
 from rag_windows.errors import InputError
+from rag_windows.integration import chunk_metadata
 from rag_windows_retrievers import ConversationalRetriever, Retriever
 from rag_windows_retrievers.retriever import DEFAULT_K
 
@@ -62,7 +63,8 @@ class RagWindowsRetriever(BaseRetriever):
         documents = []
         for passage in found:
             own = {"title": passage.title, "score": passage.score}
-            metadata = {**passage.metadata, **{k: v for k, v in own.items() if v is not None}}
+            known = {k: v for k, v in own.items() if v is not None}
+            metadata = {**passage.metadata, **known, **chunk_metadata(passage)}
             documents.append(Document(passage.text, id=passage.id, metadata=metadata))
         return documents
 

@@ -9,6 +9,7 @@ from typing import Any
 from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
 
+from rag_windows.integration import chunk_metadata
 from rag_windows_retrievers import Retriever
 from rag_windows_retrievers.retriever import DEFAULT_K, check_k
 
@@ -47,7 +48,7 @@ class RagWindowsRetriever(BaseRetriever):
                 # One from its text: LlamaIndex drops a second node of one id.
                 text = f"{passage.id}\n{passage.title}\n{passage.text}"
                 name = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
-            metadata = dict(passage.metadata)
+            metadata = {**passage.metadata, **chunk_metadata(passage)}
             hidden = [key for key in metadata if key != "title"]
             if passage.title is not None:
                 metadata["title"] = passage.title
