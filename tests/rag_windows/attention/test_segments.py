@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from rag_windows.attention import segments as mathematics
 from rag_windows.attention.native import kernel as native
 from rag_windows.attention.segments import (
     Queries,
@@ -172,11 +173,12 @@ def test_it_is_the_softmax_over_all_that_a_token_sees(backend: str, data: st.Dat
     sinks = draw(HEADS, seed=77) if data.draw(st.booleans()) else None
     query, positions = draw(tokens, HEADS, DIM, seed=3), torch.arange(20, 20 + tokens)
     expected, shares = dense(given_, query, positions, reach, slope, shift, bias, softcap, sinks)
-    dtype = torch.float32
+    dtype, most = torch.float32, data.draw(st.sampled_from([2**25, 12]))
     reading = Reading(Rows(positions), segments(given_, tokens, dtype), slope, shift, bias)
     with stand_in.forced(backend), pytest.MonkeyPatch.context() as patch:
         patch.setattr(native, "LEAST_KEYS", 1)
         patch.setattr(native, "LEAST_TOKENS", 1)
+        patch.setattr(mathematics, "MAX_MASK", most)
         for wanted in (False, True):
             asked = Queries(0, query.to(dtype), reading.rows, 0.3, softcap, reach)
             sink = None if sinks is None else sinks.to(dtype)
