@@ -107,7 +107,7 @@ class Answerer:
         contexts = []
         for request in made:
             context = engine.encode(request, encoder=self._encoder)
-            contexts.append(engine.decoder.narrowed(context, query))
+            contexts.append(engine.decoder.for_query(context, query))
             self._held.append(context)
         del self._held[: -len(made)]
         text = engine.text.prompt.encode_text(answer, continuation=True)

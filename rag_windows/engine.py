@@ -304,7 +304,7 @@ class Engine:
     def prefill(
         self, request: Request, encoder: WindowEncoder | None = None
     ) -> Prefill[EncodedContext]:
-        """Encode what a request's query reads, pass by pass; a passage is one citation group."""
+        """Encode what queries of a request read, pass by pass; a passage is one citation group."""
         windows, told = request.parts.windows, request.on_encoded
         return prefill_context(
             self.encoder if encoder is None else encoder,
@@ -317,6 +317,15 @@ class Engine:
             scores=[request.passages[window.passage].score for window in windows],
             chunks=[window.before for window in windows],
         )
+
+    def prefill_for_query(
+        self, request: Request, encoder: WindowEncoder | None = None
+    ) -> Prefill[EncodedContext]:
+        """`prefill`, and what of the method waits for the request's own query."""
+        context = yield from self.prefill(request, encoder)
+        if context.waits:
+            yield 0.0
+        return self.decoder.for_query(context, request.parts.query_ids)
 
     def encode(
         self,
@@ -343,7 +352,6 @@ class Engine:
         except PrefillCancelledError:
             return self.unbegun(request)
         query_ids = request.parts.query_ids
-        context = self.decoder.narrowed(context, query_ids)
         encoded_at = time.perf_counter()
         first = FirstToken()
         decoded = self.decoder.generate(
@@ -492,10 +500,10 @@ class Engine:
         """
         guard, ordinary = request.guard, request.ordinary
         if guard is None:
-            return request, self.encode(request, cancelled), None
+            return request, complete(self.prefill_for_query(request), cancelled), None
         found = few_short_passages(guard, request.parts.windows)
         if found is None or not isinstance(ordinary, Request):
-            context = self.encode(request, cancelled)
+            context = complete(self.prefill_for_query(request), cancelled)
             if found is None:
                 stopping = [*(request.options.get("stopping_criteria") or [])]
                 stopping += [] if cancelled is None else [Cancelled(cancelled)]

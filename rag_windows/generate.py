@@ -35,6 +35,7 @@ from rag_windows.sampling import (
     seeded,
 )
 from rag_windows.steps.ensemble import EnsembleLayout, make_view
+from rag_windows.steps.query_attention import AttentionLayout, encode_again_for
 from rag_windows.steps.selection import select
 
 
@@ -95,7 +96,10 @@ class Decoder:
         return int(self.model.config.get_text_config(decoder=True).vocab_size)
 
     def layout(
-        self, context: EncodedContext, recorder: WeightRecorder | None = None
+        self,
+        context: EncodedContext,
+        recorder: WeightRecorder | None = None,
+        kind: type[PromptLayout] = PromptLayout,
     ) -> PromptLayout:
         """The layout of queries against a context that has windows."""
         method, windows = context.method, cast(Windows | Members, context.windows)
@@ -114,18 +118,22 @@ class Decoder:
         }
         if isinstance(windows, Members) and method.combination is not None:
             return EnsembleLayout(**numbers, members=windows, combination=method.combination)
-        return PromptLayout(**numbers)
+        return kind(**numbers)
 
-    def narrowed(self, context: EncodedContext, query_ids: Sequence[int]) -> EncodedContext:
-        """What this query reads, where the method chooses windows for each one.
+    def for_query(self, context: EncodedContext, query_ids: Sequence[int]) -> EncodedContext:
+        """What this query reads, where a step of the method waits for it.
 
-        The context itself where it does not, or where that is done already.
+        Such a step chooses the windows that are read, or tokens of them to encode again. The given
+        context stays as it is, for other queries; it comes back itself where nothing waits.
         """
         self._check_layers(context)
-        selection = context.method.selection
-        if selection is None or context.windows is None or context.chosen is not None:
+        if not context.waits:
             return context
-        return select(selection, context, query_ids, self.runner)
+        if context.method.selection is not None:
+            return select(context.method.selection, context, query_ids, self.runner)
+        layout = cast(AttentionLayout, self.layout(context, kind=AttentionLayout))
+        check_tables(self._table_limit, context.query_start + len(query_ids))
+        return encode_again_for(context, query_ids, self.runner, layout)
 
     def _check_layers(self, context: EncodedContext) -> None:
         """Refuse another model's keys and values: layers beyond ours would never be read."""
@@ -169,12 +177,12 @@ class Decoder:
             self.follow()
         self._check_layers(context)
         rows, tokens = ids.shape
-        if rows == 1 and past == 0 and context.method.selection is not None:
-            context = self.narrowed(context, ids[0].tolist())
-        if context.method.selection is not None and context.windows and context.chosen is None:
+        if rows == 1 and past == 0:
+            context = self.for_query(context, ids[0].tolist())
+        if context.waits:
             raise InputError(
-                f"The method {context.method.name!r} chooses windows for each query. Narrow the "
-                "context to one query first, with Decoder.narrowed(context, query_ids)."
+                f"The method {context.method.name!r} chooses what each query reads. Make the "
+                "context that of one query first, with Decoder.for_query(context, query_ids)."
             )
         ids = ids.to(input_device(self.model))
         kept = {} if last is None else {"logits_to_keep": last}
@@ -224,7 +232,7 @@ class Decoder:
         if not query_ids:
             raise InputError("The query has no tokens. Give at least one.")
         self.follow()
-        context = self.narrowed(context, query_ids)
+        context = self.for_query(context, query_ids)
         refuse_model_inputs(options)
         windowed = context.windows is not None
         if windowed:

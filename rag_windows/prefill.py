@@ -25,7 +25,7 @@ from rag_windows.errors import GenerationError, InputError
 from rag_windows.kv import Members, RowsCache, Shelf, Window, Windows
 from rag_windows.loading import input_device
 from rag_windows.methods import DeepThinking, Method, Sequential
-from rag_windows.methods.base import window_starts
+from rag_windows.methods.base import waits_for_query, window_starts
 from rag_windows.steps.recompute import check_room, recompute, refine
 
 
@@ -384,7 +384,9 @@ class EncodedContext:
         scores: retrieval score of each; empty if not all have one.
         cached_tokens: those of prefix and windows that were not computed for this context.
         encoded_windows: how many windows were computed for it.
-        cached_windows: how many were found.
+        found: indices of those that were not.
+        settled: whether a step that waits for the query was taken, so that this context serves one
+            query alone; see `waits`.
         chosen: where the method chooses windows for each query: None before, then which of all
             windows are read; `lengths` remain those of all.
     """
@@ -400,8 +402,19 @@ class EncodedContext:
     scores: tuple[float, ...] = ()
     cached_tokens: int = 0
     encoded_windows: int = 0
-    cached_windows: int = 0
+    found: tuple[int, ...] = ()
+    settled: bool = False
     chosen: tuple[int, ...] | None = None
+
+    @property
+    def waits(self) -> bool:
+        """Whether it has to know the query before it can be read; see `Decoder.for_query`."""
+        return self.windows is not None and not self.settled and waits_for_query(self.method)
+
+    @property
+    def cached_windows(self) -> int:
+        """How many windows were found."""
+        return len(self.found)
 
     @property
     def window_tokens(self) -> int:
@@ -423,6 +436,16 @@ class EncodedContext:
             query_start=max(window.end for window in windows),
             groups=tuple(groups),
             scores=tuple(scores),
+        )
+
+    def encoded_again(self, windows: Sequence[Window], again: Sequence[int]) -> EncodedContext:
+        """The same with other keys and values of the windows, of which so many tokens are new."""
+        return replace(
+            self,
+            windows=read_by(
+                self.method, windows, self.groups, self.n_groups, self.scores, self.lengths
+            ),
+            cached_tokens=self.cached_tokens - sum(again[index] for index in self.found),
         )
 
     def new_cache(self, rows: int = 1) -> DynamicCache:
@@ -505,15 +528,12 @@ def prefill_context(
         method.combination.check(scores or [None] * len(windows), names)
     asked = ToEncode(prefix_ids, windows, method, sources, on_encoded, chunks=chunks)
     encoded = yield from encoder.prefill(asked)
-    made, cached_tokens = encoded.windows, encoded.cached_tokens
-    if method.recompute is not None:
-        made, again = recompute(encoder.runner, made, encoded.prefix, method.recompute)
-        cached_tokens -= sum(again[index] for index in encoded.found)
+    made = encoded.windows
     known = tuple(score for score in scores if score is not None)
     known = known if len(known) == len(made) else ()
     groups = tuple(range(len(lengths)) if groups is None else groups)
     n_groups = max(groups) + 1
-    return EncodedContext(
+    context = EncodedContext(
         prefix_ids=prefix_ids,
         prefix=encoded.prefix,
         method=method,
@@ -523,10 +543,14 @@ def prefill_context(
         groups=groups,
         n_groups=n_groups,
         scores=known,
-        cached_tokens=cached_tokens,
+        cached_tokens=encoded.cached_tokens,
         encoded_windows=len(made) - len(encoded.found),
-        cached_windows=len(encoded.found),
+        found=tuple(encoded.found),
     )
+    if method.recompute is None or context.waits:
+        return context
+    again = recompute(encoder.runner, made, encoded.prefix, method.recompute)
+    return context.encoded_again(*again)
 
 
 def encode_context(

@@ -82,5 +82,5 @@ def windowed_attention(
     )
     output, weights = read(reading, asked, s_aux, weights=layout.weighs)
     if weights is not None:
-        layout.record(weights)
+        layout.record(weights, asked)
     return output.unflatten(0, (batch, rows)), None

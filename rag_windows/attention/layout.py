@@ -13,6 +13,7 @@ import torch
 
 from rag_windows.attention.items import Part
 from rag_windows.attention.segments import (
+    Queries,
     Reading,
     Rows,
     Segment,
@@ -52,8 +53,8 @@ class Layout(ABC):
         behind, or without a KV cache those of the fed tokens.
         """
 
-    def record(self, weights: Weights) -> None:  # noqa: B027 - most layouts record nothing
-        """Take the attention weights of the layer that has read last."""
+    def record(self, weights: Weights, asked: Queries) -> None:  # noqa: B027 - most record nothing
+        """Take the attention weights of the layer that has read last, and what it asked."""
 
 
 class AllCaptured(Exception):
@@ -237,7 +238,7 @@ class PromptLayout(Layout):
             segment.layers = {layer: [(key[:, :, place], value[:, :, place])]}
         return now.reading
 
-    def record(self, weights: Weights) -> None:
+    def record(self, weights: Weights, asked: Queries) -> None:
         """See `Layout.record`."""
         recorder, now = self.recorder, self._pass
         if recorder is None or now is None:

@@ -385,6 +385,52 @@ def read(
     return mixed, Weights(made, shares if sinks is None else _softmax(table, None))
 
 
+def weights_of_keys(weights: Weights, asked: Queries, role: Role) -> torch.Tensor:
+    """The attention weights that each key of a role's segment gets in a layer.
+
+    There is one such segment, read by all tokens of the pass.
+
+    Returns:
+        (keys,) fp32 (fp64 for fp64): summed over heads and tokens.
+    """
+    by_role = weights.shares.split([one.results.columns for one in weights.attended])
+    found = zip(weights.attended, by_role, strict=True)
+    own, shares = next((one, share[0]) for one, share in found if one.results.role == role)
+    (segment,) = own.results.segments
+    query, lengths = asked.query, [key.shape[2] for key, _ in segment.layers[asked.layer]]
+    total = shares.new_zeros(sum(lengths))
+    parts, places, mask = _visible(segment, asked)
+    if not parts:
+        return total
+    keys = torch.cat([key[0] for key, _ in parts], dim=1).to(total.dtype)
+    # (kv heads, query heads of each, tokens, ...), as keys are shared
+    grouped = query.transpose(0, 1).unflatten(0, (len(keys), -1)).to(total.dtype)
+    ours, whole = (
+        one.transpose(0, 1).unflatten(0, (len(keys), -1)).unsqueeze(-1) for one in (shares, own.lse)
+    )
+    seen = total.new_zeros(keys.shape[1])
+    for at in range(0, len(query), step := max(1, MAX_MASK // (query.shape[1] * len(seen)))):
+        rows = slice(at, at + step)
+        logits = grouped[:, :, rows] @ keys.unsqueeze(1).mT * asked.scale
+        if asked.softcap is not None:
+            logits = torch.tanh(logits / asked.softcap) * asked.softcap
+        logits = logits / segment.temperature
+        if mask is not None:
+            logits = logits.masked_fill(~mask[0, :, rows], -torch.inf)
+        # A token that sees nothing of the segment has no share of it.
+        within = torch.exp(logits - whole[:, :, rows].clamp_min(_LOWEST))
+        seen += (within * ours[:, :, rows]).sum(dim=(0, 1, 2))
+    for place, own_keys in zip(
+        range(len(lengths)) if places is None else places,
+        seen.split([key.shape[2] for key, _ in parts]),
+        strict=True,
+    ):
+        # What a sliding window hides is cut off in front.
+        end = sum(lengths[: place + 1])
+        total[end - len(own_keys) : end] = own_keys
+    return total
+
+
 def _table(one: Attended, tokens: int) -> torch.Tensor:
     """The log-sum-exps (results, heads) as (columns, tokens, heads), ``-inf`` where none is."""
     lse, results = one.lse, one.results

@@ -242,7 +242,7 @@ class Batch:
         self._size = size
         engine = question.engine
         encoder = self._encoders.setdefault(engine, SharedEncoder(engine.encoder))
-        question.prefill = engine.prefill(question.request, encoder)
+        question.prefill = engine.prefill_for_query(question.request, encoder)
         self._entering.append(question)
         return True
 

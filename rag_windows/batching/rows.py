@@ -13,6 +13,7 @@ from transformers.generation.streamers import BaseStreamer
 
 from rag_windows.attention.layout import Layout, of_stretches, of_window, texts
 from rag_windows.attention.segments import (
+    Queries,
     Reading,
     Role,
     Rows,
@@ -471,7 +472,7 @@ class BatchLayout(Layout):
             row += one.groups
         return self._reading
 
-    def record(self, weights: Weights) -> None:
+    def record(self, weights: Weights, asked: Queries) -> None:
         """See `Layout.record`."""
         if len(self._plan.newest) == len(self._reading.rows.positions):
             self._layers.append(weights)

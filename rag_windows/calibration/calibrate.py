@@ -308,7 +308,7 @@ class _Measuring:
         decoder = self.engine.decoder
         # The last token of an answer is predicted, never read.
         ids = torch.tensor([[*query, *answer[:-1]]])
-        logits = decoder.forward(decoder.narrowed(context, query), ids, last=len(answer))
+        logits = decoder.forward(decoder.for_query(context, query), ids, last=len(answer))
         return logits[0].float().log_softmax(dim=-1)
 
     def measure(self, examples: Sequence[_Ready], settings: Sequence[Method]) -> Table:

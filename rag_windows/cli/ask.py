@@ -43,6 +43,7 @@ class AnswerOptions:
     ] = None
     seed: Annotated[int | None, option("N", "Random seed; makes sampling repeatable.")] = None
     link_tokens: options.LinkTokens = None
+    link_choose: options.LinkChoose = "first"
     fallback: Annotated[
         Literal["sequential"] | None,
         option(
@@ -151,6 +152,7 @@ def _reply(
         "max_new_tokens": told.max_new_tokens,
         "seed": told.seed,
         "link_tokens": told.link_tokens,
+        "link_choose": told.link_choose,
         "fallback": told.fallback,
         **sampling_options(told.temperature),
     }

@@ -78,6 +78,14 @@ Model = Annotated[
     str, option("MODEL", "The shipped tiny-reader, a local folder or a name on the Hub.")
 ]
 LinkTokens = Annotated[Any, option("K", _LINKED, parser=_link_tokens)]
+LinkChoose = Annotated[
+    Literal["first", "deviation", "query"],
+    option(
+        None,
+        "Which of them: the first, those whose keys change most, or those to which the question "
+        "attends most.",
+    ),
+]
 PassageWords = Annotated[int, count("Approximate length of a passage in words.")]
 System = Annotated[
     str | None,

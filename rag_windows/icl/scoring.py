@@ -59,14 +59,14 @@ def likelihoods(
     decoder: Decoder, context: EncodedContext, asked: Sequence[Pair]
 ) -> list[Likelihood]:
     """How likely continuations are behind questions, both of at least one token, in order."""
-    if context.method.selection is None or context.windows is None:
+    if not context.waits:
         found = dict(_read(decoder, context, asked))
     else:
         found = {}
-        # Which windows are read depends on the question, so each one reads its own.
+        # What is read depends on the question, so each one reads its own.
         for question in dict.fromkeys(question for question, _ in asked):
             own = [pair for pair in asked if pair[0] == question]
-            found |= _read(decoder, decoder.narrowed(context, question), own)
+            found |= _read(decoder, decoder.for_query(context, question), own)
     return [found[pair] for pair in asked]
 
 

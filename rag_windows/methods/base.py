@@ -153,6 +153,12 @@ class Method:
         return None
 
 
+def waits_for_query(method: Method) -> bool:
+    """Whether a step of a method has to know the query, after the windows are encoded."""
+    again = method.recompute
+    return method.selection is not None or (again is not None and again.choose == "query")
+
+
 def query_bias(method: Method, windows: int) -> float:
     """What a method adds to the query segment's log-sum-exp; 0 where it does not weigh it."""
     weight = method.query_weight(windows)

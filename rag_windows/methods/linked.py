@@ -10,7 +10,7 @@ from typing import ClassVar, Literal
 from rag_windows.methods.base import Alignment, Method, whole
 from rag_windows.methods.composed import Composed
 
-Choose = Literal["first", "deviation"]
+Choose = Literal["first", "deviation", "query"]
 LinkTokens = int | float | Literal["all"]
 
 
@@ -36,7 +36,11 @@ class Linked(Composed):
             wastes on its own beginning. "deviation" is CacheBlend (Yao et al.,
             https://arxiv.org/abs/2405.16444): as many in all, whose keys in the second layer differ
             most from those they have with sight of all windows; it costs one more pass of all
-            tokens through the first layer.
+            tokens through the first layer. "query" is ProphetKV (Wang et al.,
+            https://arxiv.org/abs/2602.02579): as many in all, to which the query pays most
+            attention when it reads the windows as they were encoded; see
+            `rag_windows.steps.query_attention`. So the query is read twice, and each question
+            over the same windows encodes tokens of its own again.
     """
 
     tokens: LinkTokens = 0.15
@@ -46,7 +50,7 @@ class Linked(Composed):
     formula: ClassVar[str] = (
         "reader's, over windows with some tokens encoded in sight of the others"
     )
-    paper: ClassVar[str] = "arXiv:2410.15332, arXiv:2405.16444"
+    paper: ClassVar[str] = "arXiv:2410.15332, arXiv:2405.16444, arXiv:2602.02579"
 
     def __post_init__(self) -> None:
         Composed.__post_init__(self)
@@ -78,7 +82,10 @@ class Linked(Composed):
         return self if self.tokens else None
 
     def counts(self, lengths: Sequence[int]) -> list[int]:
-        """Tokens to encode again in windows of these lengths; of "deviation", only their sum."""
+        """Tokens to encode again in windows of these lengths; only "first" takes them so.
+
+        Of the other choices their sum counts, over all windows but the first.
+        """
         if self.tokens == "all":
             return list(lengths)
         if isinstance(self.tokens, int):

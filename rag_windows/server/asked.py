@@ -99,6 +99,7 @@ class Body(BaseModel):
     method: str | None = Field(default=None, max_length=200)
     rag_temperature: float | None = Field(default=None, gt=0)
     link_tokens: int | float | Literal["all"] | None = None
+    link_choose: Literal["first", "deviation", "query"] | None = None
     fallback: Literal["sequential"] | None = None
 
     @model_validator(mode="before")
@@ -123,6 +124,8 @@ def reading(body: Body, lm: WindowedLM, settings: Settings) -> tuple[Method, dic
     for name in ("method", "rag_temperature", "link_tokens", "fallback"):
         if getattr(body, name) is not None and name not in settings.allow:
             raise refused(name, "requests may not set it on this server. Leave it out.", "denied")
+    if body.link_choose is not None and body.link_tokens is None:
+        raise refused("link_choose", "it needs link_tokens beside it.", "invalid_value")
     if body.method is not None and settings.methods is not None:
         chosen = {part.partition(":")[0].strip() for part in body.method.split("+")}
         if not chosen <= settings.methods:
@@ -133,7 +136,9 @@ def reading(body: Body, lm: WindowedLM, settings: Settings) -> tuple[Method, dic
     try:
         method = method_of(lm.method if body.method is None else body.method, numbers)
         param = "link_tokens"
-        method = method_of(method, link_tokens=body.link_tokens)
+        method = method_of(
+            method, link_tokens=body.link_tokens, link_choose=body.link_choose or "first"
+        )
     except InputError as error:
         raise ApiError(400, str(error), param=param, code="invalid_value") from error
     guard = guard_of(body.fallback)

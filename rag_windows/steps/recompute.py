@@ -72,8 +72,12 @@ def key_deviation(
     """Squared distance of each token's key in the second layer to the one it has when it sees all.
 
     All tokens pass through the first layer once, as in an ordinary prompt, and no further: the
-    first step of CacheBlend, which compares anew in each layer. (tokens of all windows,) fp32 on
-    the CPU.
+    first step of CacheBlend, which may compare anew in each further layer and keep fewer and fewer
+    tokens. That saves the later layers' work on those that it drops. Here every layer of a pass has
+    the same tokens, so nothing would be saved, and keys that are known would be left out.
+
+    Returns:
+        (tokens of all windows,) fp32 on the CPU.
     """
     start = 0 if prefix is None else len(prefix.ids)
     ids = [token for window in windows for token in window.ids]
@@ -90,15 +94,24 @@ def key_deviation(
 
 
 def chosen(
-    encoder: Encoding, windows: Sequence[Window], prefix: Window | None, plan: Linked
+    encoder: Encoding,
+    windows: Sequence[Window],
+    prefix: Window | None,
+    plan: Linked,
+    attention: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """(n,) int64, ascending: which of all windows' tokens to encode again; none of the first."""
+    """(n,) int64, ascending: which of all windows' tokens to encode again; none of the first.
+
+    ``attention`` is as in `recompute`.
+    """
     lengths = [len(window.ids) for window in windows]
     counts, behind = plan.counts(lengths), lengths[0]
+    scores = attention
     if plan.choose == "deviation" and len(encoder.sliding_windows) > LAYER:
-        deviation = key_deviation(encoder, windows, prefix)[behind:]
+        scores = key_deviation(encoder, windows, prefix)
+    if scores is not None:
         # A stable order makes the choice the same on every run where tokens tie.
-        order = torch.sort(deviation, descending=True, stable=True).indices
+        order = torch.sort(scores[behind:], descending=True, stable=True).indices
         return torch.sort(order[: sum(counts[1:])]).values + behind
     starts = accumulate(lengths[:-1])
     firsts = zip(starts, counts[1:], strict=True)
@@ -106,9 +119,17 @@ def chosen(
 
 
 def recompute(
-    encoder: Encoding, windows: Sequence[Window], prefix: Window | None, plan: Linked
+    encoder: Encoding,
+    windows: Sequence[Window],
+    prefix: Window | None,
+    plan: Linked,
+    attention: torch.Tensor | None = None,
 ) -> tuple[list[Window], list[int]]:
     """Encode some tokens of one request again, in sight of what stands before them.
+
+    Args:
+        attention: (tokens of all windows,) on the CPU, what the query pays each; where the plan
+            chooses by it.
 
     Returns:
         The windows with the chosen tokens' fresh keys and values in the place of the old ones; what
@@ -116,7 +137,7 @@ def recompute(
     """
     indices = torch.empty(0, dtype=torch.int64)
     if len(windows) > 1:
-        indices = chosen(encoder, windows, prefix, plan)
+        indices = chosen(encoder, windows, prefix, plan, attention)
     lengths = torch.tensor([len(window.ids) for window in windows])
     owners = torch.arange(len(windows)).repeat_interleave(lengths)[indices]
     counts = torch.bincount(owners, minlength=len(windows)).tolist()

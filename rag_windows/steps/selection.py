@@ -68,11 +68,11 @@ def select(
     scores = [context.scores[i] for i in kept] if context.scores else []
     if selection.fusion == "concat":
         narrow = context.narrowed(read, groups, scores)
-        return replace(narrow, chosen=tuple(kept))
+        return replace(narrow, chosen=tuple(kept), settled=True)
     fused = fuse(read, selection.fusion)
     narrow = context.narrowed([fused], [groups[0]])
     together = read_fused(fused, read, groups, context.n_groups)
-    return replace(narrow, windows=together, chosen=tuple(kept))
+    return replace(narrow, windows=together, chosen=tuple(kept), settled=True)
 
 
 def _chosen(

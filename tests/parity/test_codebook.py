@@ -91,7 +91,7 @@ def test_reads_the_most_similar_windows(
         retrieve=3, similarity=kind, layers=layers, page=page, reader=engine.method(SHARP)
     )
     context = lm.encode_ids(RAGGED.prefix, RAGGED.windows, method=method)
-    narrow = lm.engine.decoder.narrowed(context, RAGGED.query)
+    narrow = lm.engine.decoder.for_query(context, RAGGED.query)
     assert narrow.chosen == tuple(best)
     encoded = encode_query(lm.engine.decoder.runner, context.prefix, RAGGED.query)
     for window, value in zip(context.each, alike, strict=True):

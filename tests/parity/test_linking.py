@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from rag_windows import APE, PCW, Linked, Sequential
+from rag_windows import APE, PCW, InputError, Linked, Sequential
 from rag_windows.attention import segments
 from rag_windows.prefill import ToEncode, complete
 from rag_windows.steps import recompute as linker
+from rag_windows.steps.query_attention import AttentionLayout, attention_paid
 from rag_windows.steps.recompute import encode_again, key_deviation
 
 from . import dense, engine, tolerances, zoo
@@ -117,6 +118,27 @@ def deviations(
     return (together - alone).square().sum(dim=(0, 2))
 
 
+def attention(
+    model: PreTrainedModel, sliding: Sequence[int | None], one: Case, rule: Rule = PLAIN
+) -> Tensor:
+    """(tokens of the windows,) float64: the query's weights, summed over rows, heads, layers."""
+    row, paid = lay_out(one, ()), torch.zeros(sum(map(len, one.windows)), dtype=torch.float64)
+
+    def mixed(layer: Layer) -> Tensor:
+        weights = dense.weights(layer.logits, None, layer.seen, row, rule)
+        paid.add_(weights[0][:, row.rows][:, :, row.context].sum(dim=(0, 1)))
+        return dense.mixed(layer, row, rule)
+
+    forward(model, sliding, row, mixed)
+    return paid
+
+
+def most(scores: Tensor, one: Case, count: int) -> list[int]:
+    """Indices of the tokens behind the first window with the largest scores."""
+    behind = len(one.windows[0])
+    return (scores[behind:].topk(count).indices + behind).tolist()
+
+
 def first(one: Case, count: int) -> list[int]:
     """Indices of the first tokens of each window but the first one."""
     chosen, start = [], 0
@@ -150,11 +172,59 @@ def test_tokens_of_largest_deviation(name: str, which: str) -> None:
     behind = len(one.windows[0])
     assert float(measured[:behind].max()) <= 1e-4 * float(expected.max())
     count = sum(-(-len(window) // 4) for window in one.windows[1:])
-    chosen = (expected[behind:].topk(count).indices + behind).tolist()
+    chosen = most(expected, one, count)
     right = reference(name, one, chosen)
     tolerances.agree(engine.logits(name, one, Linked(0.25, "deviation")), right)
     if None in entry.sliding:  # else the query reaches too few of them to tell
         assert tolerances.gap(reference(name, one, first(one, 3)), right) > tolerances.MATTERS
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("which", "ruled"), [("ragged", "as used"), ("no prefix", "pcw")])
+@pytest.mark.parametrize("rows", [1, 64])
+def test_tokens_that_the_query_attends_to(
+    name: str, which: str, ruled: str, rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the weights are worked out a row of the query at a time."""
+    monkeypatch.setattr(segments, "MAX_MASK", rows * 4 * 40)
+    sliding, one, rule = zoo.BY_NAME[name].sliding, CASES[which], RULES[ruled]
+    lm, method = engine.shared(name), Linked(0.25, "query", reader=engine.method(rule))
+    expected = attention(zoo.shared(name), sliding, one, rule)
+    context = engine.encoded(name, one, method)
+    decoder = lm.engine.decoder
+    layout = decoder.layout(context, kind=AttentionLayout)
+    assert isinstance(layout, AttentionLayout)
+    found = attention_paid(context, one.query, decoder.runner, layout)
+    assert tolerances.gap(found, expected.float()) <= 1e-4 * float(expected.max())
+    chosen = most(expected, one, sum(-(-len(window) // 4) for window in one.windows[1:]))
+    assert sorted(chosen) != first(one, len(chosen) // (len(one.windows) - 1))
+    right = reference(name, one, chosen, rule)
+    tolerances.agree(lm.logits(context, one.query), right)
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
+def test_each_query_chooses_its_own_tokens_of_one_context(name: str) -> None:
+    """The windows that all of them share stay as they were encoded."""
+    one, lm, method = CASES["ragged"], engine.shared(name), Linked(3, "query")
+    sliding, model = zoo.BY_NAME[name].sliding, zoo.shared(name)
+    context = engine.encoded(name, one, method)
+    before = [tensor.clone() for window in context.each for tensor in window.keys + window.values]
+    choices = []
+    for seed in range(3):
+        asked = replace(one, query=zoo.ids(5 + seed, 40 + seed))
+        chosen = most(attention(model, sliding, asked), asked, 3 + 1 + 3)
+        choices.append(sorted(chosen))
+        forced = zoo.ids(4, seed)
+        longer = replace(asked, query=[*asked.query, *forced[:-1]])
+        right = reference(name, longer, chosen)[len(asked.query) - 1 :]
+        tokens, found = engine.decode(lm, context, asked.query, len(forced), forced)
+        assert tokens == forced
+        tolerances.agree(found, right)
+    assert len({*map(tuple, choices)}) == len(choices)
+    after = [tensor for window in context.each for tensor in window.keys + window.values]
+    assert all(map(torch.equal, before, after))
+    with pytest.raises(InputError, match=r"chooses what each query reads.*for_query"):
+        lm.engine.decoder.forward(context, torch.tensor([one.query] * 2))
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2", "gemma3"])
@@ -208,7 +278,7 @@ def test_no_tokens_are_parallel_bit_for_bit(name: str) -> None:
         assert tolerances.gap(some, unlinked) > tolerances.MATTERS
 
 
-@pytest.mark.parametrize("choose", ["first", "deviation"])
+@pytest.mark.parametrize("choose", ["first", "deviation", "query"])
 def test_one_window_is_left_as_it_is(choose: object) -> None:
     one = case(5, (9,), 4)
     method = Linked(3, choose)  # type: ignore[arg-type] # parametrized

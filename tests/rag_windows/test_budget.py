@@ -98,6 +98,9 @@ KINDS: dict[str, list[dict[str, Any]]] = {
     "no passages": [{**ASK, "passages": (), "query": "abc " * 150} for _ in range(4)],
     "refined": [{**ASK, "method": "deep-thinking"} for _ in range(2)],
     "linked": [{**ASK, "link_tokens": 4, "link_choose": "deviation", "passages": LONG[:3]}],
+    "linked by the query": [
+        {**ASK, "link_tokens": 4, "link_choose": "query", "passages": LONG[:3]}
+    ],
     "in order": [{**ASK, "method": "sequential", "passages": LONG[:3]}],
 }
 

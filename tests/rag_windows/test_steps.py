@@ -150,7 +150,7 @@ def test_linked_windows_have_to_fit_one_prompt() -> None:
         ask(passages=long, max_new_tokens=1, link_tokens=4)
 
 
-@pytest.mark.parametrize("choose", ["first", "deviation"])
+@pytest.mark.parametrize("choose", ["first", "deviation", "query"])
 def test_citations_stay_with_their_passages(choose: Any) -> None:
     made = ask(link_tokens=3, link_choose=choose)
     assert made.citations is not None
@@ -164,8 +164,9 @@ def test_what_a_cache_can_reuse_of_linked_windows() -> None:
     lm = small.lm().with_cache(PassageCache())
     prefix = len(lm.engine.request("What?", PASSAGES, prefix=None, method=None).parts.prefix_ids)
 
-    def used(passages: Any, tokens: Any = 4) -> tuple[int, int]:
-        made = ask(lm, passages, max_new_tokens=1, link_tokens=tokens)
+    def used(passages: Any, tokens: Any = 4, choose: Any = "first") -> tuple[int, int]:
+        options = {"link_tokens": tokens, "link_choose": choose}
+        made = ask(lm, passages, max_new_tokens=1, **options)
         cached = max(0, made.usage.cached_tokens - prefix)
         return cached, sum(len(window.ids) for window in made.windows)
 
@@ -173,6 +174,8 @@ def test_what_a_cache_can_reuse_of_linked_windows() -> None:
     cached, total = used(PASSAGES)
     assert cached == total - 4 * 2  # the first window's tokens are not run again
     assert used(PASSAGES, tokens=2)[0] == total - 2 * 2
+    # However the question chooses them, and with it which windows they are of.
+    assert used(PASSAGES, choose="query")[0] == total - 4 * 2
     first = used(PASSAGES[:1])[1]
     assert used([PASSAGES[0], PASSAGES[2], PASSAGES[1]])[0] == first
     assert used(PASSAGES, tokens="all")[0] == 0
@@ -180,6 +183,7 @@ def test_what_a_cache_can_reuse_of_linked_windows() -> None:
 
 def test_threads_with_other_links() -> None:
     options = [{"link_tokens": tokens} for tokens in (0, 1, 0.5, "all")] * 2
+    options += [{"link_tokens": tokens, "link_choose": "query"} for tokens in (1, 0.5)] * 2
 
     def work(one: dict[str, Any]) -> list[int]:
         return list(ask(**one).token_ids)
@@ -187,6 +191,58 @@ def test_threads_with_other_links() -> None:
     alone = [work(one) for one in options]
     with ThreadPoolExecutor(len(options)) as pool:
         assert list(pool.map(work, options)) == alone
+
+
+QUESTIONS = ["What?", "How wide is the river?", "Is there bread, or a tower?"]
+
+
+def linked_by_query(**options: Any) -> dict[str, Any]:
+    return {"link_tokens": 3, "link_choose": "query", "max_new_tokens": 10, **options}
+
+
+@pytest.mark.parametrize("cached", [False, True])
+def test_tokens_chosen_by_the_query_in_batches_schedulers_and_streams(cached: bool) -> None:
+    lm = small.lm().with_cache(PassageCache("20MB") if cached else None)
+    asked = [
+        {"query": query, "passages": PASSAGES, "do_sample": False, **linked_by_query()}
+        for query in QUESTIONS
+    ]
+    alone = [lm.generate(**one) for one in asked]
+    texts = [one.text for one in alone]
+    assert len({*texts}) == len(texts)
+    batched = lm.generate_batch(asked)
+    assert [one.text for one in batched] == texts
+    for one, other in zip(alone, batched, strict=True):
+        masses = [citation.mass for citation in other.citations or ()]
+        assert masses == pytest.approx([each.mass for each in one.citations or ()], abs=1e-5)
+        assert len(other.windows) == other.usage.windows == 3
+    with lm.scheduler() as scheduler:
+        futures = [scheduler.submit(one) for one in asked]
+        assert [future.result().text for future in futures] == texts
+    streamed = ["".join(chunk.text for chunk in lm.stream(**one)) for one in asked]
+    assert streamed == texts
+    parts = lm.engine.request(QUESTIONS[0], PASSAGES, prefix=None, method=None).parts
+    again = {one.usage.windows - one.usage.cached_windows for one in batched}
+    assert again == ({0} if cached else {3, 0})
+    prompt = len(parts.prefix_ids) + sum(len(window.ids) for window in parts.windows)
+    # Six tokens were encoded again, of windows that were there.
+    assert batched[-1].usage.cached_tokens == prompt - 6
+
+
+def test_scores_and_encoded_contexts_choose_for_each_question() -> None:
+    lm, choices, method = small.lm(), ["a", "river", "old"], Linked(3, "query", reader=APE())
+    for question in QUESTIONS:
+        scores = lm.score(question, PASSAGES, choices, method=method)
+        parts = lm.engine.request(question, PASSAGES, method=method, prefix=None).parts
+        windows = [window.ids for window in parts.windows]
+        context = lm.encode_ids(parts.prefix_ids, windows, method=method)
+        own = lm.engine.decoder.for_query(context, parts.query_ids)
+        assert lm.engine.decoder.for_query(own, [5]) is own
+        for score, choice in zip(scores, choices, strict=True):
+            ids = small.tokenizer()(choice, add_special_tokens=False)["input_ids"]
+            rows = lm.logits(own, [*parts.query_ids, *ids])[len(parts.query_ids) - 1 : -1]
+            total = rows.log_softmax(-1).gather(1, torch.tensor(ids).unsqueeze(1)).sum().item()
+            assert score.logprob == pytest.approx(total, abs=1e-4)
 
 
 @pytest.mark.parametrize(

@@ -44,6 +44,7 @@ HONOURED = {
 }
 OURS = {
     *("documents", "chat_template_kwargs", "rag", "method", "rag_temperature", "link_tokens"),
+    "link_choose",
     "fallback",
 }
 
@@ -114,6 +115,8 @@ async def test_refused_by_name(client: httpx.AsyncClient, name: str) -> None:
         ({"rag_temperature": 0}, "rag_temperature"),
         ({"method": "pcw", "rag_temperature": 0.5}, "method"),
         ({"link_tokens": "some"}, "link_tokens"),
+        ({"link_tokens": 1, "link_choose": "last"}, "link_choose"),
+        ({"link_choose": "query"}, "link_choose"),
         ({"fallback": "none"}, "fallback"),
         (
             {"chat_template_kwargs": {"enable_thinking": True}},
@@ -248,6 +251,7 @@ async def test_reading(client: httpx.AsyncClient) -> None:
         ({"method": "pcw"}, {"name": "pcw"}),
         ({"rag_temperature": 0.5}, {"name": "ape", "temperature": 0.5}),
         ({"link_tokens": 4}, {"name": "linked"}),
+        ({"link_tokens": 4, "link_choose": "query"}, {"name": "linked", "choose": "query"}),
     ):
         record = (await ask(client, documents=DOCUMENTS, **fields))["choices"][0]["message"]["rag"]
         told = record["method"]
@@ -263,7 +267,7 @@ async def test_what_the_operator_allows(lm: WindowedLM) -> None:
         for fields in (
             {"method": "sequential"},
             {"rag_temperature": 0.5},
-            {"link_tokens": 1},
+            {"link_tokens": 1, "link_choose": "query"},
             {"fallback": "sequential"},
         ):
             answer = await client.post("/v1/chat/completions", json=body(**fields))

@@ -66,7 +66,8 @@ class RagWindowsLM(HFLM):
             is the profile's, else "ape".
         profile: path of a calibration.
         link_tokens: tokens of each window that are encoded in sight of the others.
-        link_choose: which tokens: "first", or those of largest "deviation".
+        link_choose: which tokens: "first", those of largest "deviation", or those to which the
+            "query" attends most.
         tokenizer: as with ``--model hf``.
         revision: as with ``--model hf``.
         dtype: as with ``--model hf``.

@@ -129,6 +129,7 @@ def test_options_reach_the_engine(ask: Told, run: Run, model: str) -> None:
     assert ask("--dtype", "bfloat16")["usage"] == base["usage"]
     for tokens in ("all", "1.0", "100%"):
         assert ask("--link-tokens", tokens)["answer"] == changes[0]
+    assert ask("--link-tokens", "all", "--link-choose", "query")["answer"] == changes[0]
     fallen = ask("--fallback", "sequential")
     assert (fallen["answer"], fallen["fallback"]["taken"]) == (changes[0], True)
     assert fallen["fallback"]["signal"] == "few short passages"

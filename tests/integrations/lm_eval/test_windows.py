@@ -30,7 +30,7 @@ def test_any_method_reads_the_windows(method: str) -> None:
     for (logprob, greedy), text in zip(found, (" Daxa", " Fepor and more"), strict=False):
         ids = lm.tok_encode(context + text)[len(lm.tok_encode(context)) :]
         encoded = lm.lm.encode_ids(made.prefix, made.windows)
-        encoded = lm.lm.engine.decoder.narrowed(encoded, made.question)
+        encoded = lm.lm.engine.decoder.for_query(encoded, made.question)
         logits = lm.lm.logits(encoded, [*made.question, *ids[:-1]])[-len(ids) :]
         expected = logits.log_softmax(-1)[range(len(ids)), ids].sum()
         assert logprob == pytest.approx(float(expected), abs=1e-4)
