@@ -9,6 +9,7 @@ import functools
 import gzip
 import hashlib
 import json
+import lzma
 import os
 import platform
 import re
@@ -92,14 +93,16 @@ class Source:
 
 
 def read(path: str | Path) -> Source:
-    """Read a UTF-8 file of any size, which gzip may have compressed."""
+    """Read a UTF-8 file of any size, which gzip or xz may have compressed."""
     try:
         data = Path(path).read_bytes()
         stamp = {"file": Path(path).name, "sha256": hashlib.sha256(data).hexdigest()}
         if data.startswith(b"\x1f\x8b"):
             data = gzip.decompress(data)
+        elif data.startswith(b"\xfd7zXZ\x00"):
+            data = lzma.decompress(data)
         return Source(path, stamp, data.decode("utf-8-sig"))
-    except (OSError, ValueError, EOFError, zlib.error) as error:
+    except (OSError, ValueError, EOFError, zlib.error, lzma.LZMAError) as error:
         raise DataError(
             f"{path} can't be read ({_reason(error)}). Check the path and its permissions."
         ) from error

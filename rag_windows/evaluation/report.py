@@ -24,7 +24,7 @@ from matplotlib.figure import Figure
 from rag_windows import __version__
 from rag_windows.evaluation.files import write_whole
 from rag_windows.evaluation.run import REPORTS, RunFolder
-from rag_windows.evaluation.summary import Estimate, Summary
+from rag_windows.evaluation.summary import Estimate, Summary, means
 from rag_windows.evaluation.task import ReadPassage, Task, digest_of
 from rag_windows.prompt.visible_text import one_line, visible
 
@@ -117,7 +117,7 @@ def _in_markdown(value: Any) -> Markup:
     return value if isinstance(value, Markup) else Markup(escaped(str(value)))  # noqa: S704 - escaped
 
 
-WORDS = frozenset({"condition", "base", "evidence", "kind", "run"})
+WORDS = frozenset({"condition", "base", "evidence", "kind"})
 """Columns that hold words; the others hold figures."""
 
 _TIMES = {"encoding, s": "encode_s", "first token, s": "ttft_s", "answer, s": "total_s"}
@@ -131,12 +131,20 @@ class Table:
     frame: pd.DataFrame
     metric: str = ""
     folded: bool = False
+    most: int | None = None
+    """In Markdown, which is not moved sideways: columns beside the first one."""
 
     @property
     def markdown(self) -> Markup:
         """Aligned where it is read as plain text, too; names of others are escaped."""
-        sides = ["left" if head in WORDS else "right" for head in self.frame.columns]
-        frame = self.frame.map(name).map(escaped).rename(columns=escaped)
+        first, *others = self.frame.columns
+        most = self.most or len(others)
+        pieces = [[first, *others[at : at + most]] for at in range(0, len(others), most)]
+        return Markup("\n\n").join(self._markdown(columns) for columns in pieces)
+
+    def _markdown(self, columns: list[str]) -> Markup:
+        sides = ["left" if head in WORDS else "right" for head in columns]
+        frame = self.frame[columns].map(name).map(escaped).rename(columns=escaped)
         made = frame.to_markdown(index=False, disable_numparse=True, colalign=sides)
         return Markup(made)  # noqa: S704 - escaped above
 
@@ -196,17 +204,76 @@ def _row(arm: str, result: Summary) -> dict[str, str]:
     }
 
 
-def overview(runs: Sequence[Summary]) -> Table:
-    """The quality of all arms of several runs."""
-    titles = [f"{place}. {name(one['task'])}" for place, one in enumerate(runs, start=1)]
-    frame = pd.concat([_quality(one) for one in runs], keys=titles, names=["run"])
-    return Table("runs", frame.reset_index("run").fillna("–"))
+def overview(runs: Sequence[ReportedRun]) -> Iterator[Table]:
+    """All runs side by side: quality, retention, first tokens; a row a condition, a column a run.
+
+    Runs of one kind with the same metric, such as "chatrag/quac" and "chatrag/coqa", have a mean.
+    """
+    quality, retention, first = (dict[str, dict[str, str]]() for _ in range(3))
+    for run, metric, summary in _columns(runs):
+        arms, column = summary["arms"], f"{run}: {metric_name(metric)}"
+        # One number of passages needs no mention; the runs of a suite need not have the same.
+        whole = len({arm["top_k"] for arm in arms}) > 1
+        for arm in arms:
+            row = arm["name"] if whole else arm["label"]
+            result = arm["results"][0] if "results" in arm else arm
+            against = result["against"]
+            kept = "base" if against is None else figure(against["retention"])
+            quality.setdefault(row, {})[column] = figure(result["estimate"])
+            retention.setdefault(row, {})[column] = kept
+            if "results" in arm:
+                seconds = f"{number(arm['cold_s'], 3)} / {number(arm['warm_s'], 3)}"
+                first.setdefault(row, {})[run] = seconds
+    for kind, rows in (("all", quality), ("retention", retention), ("first", first)):
+        if rows:
+            frame = pd.DataFrame.from_dict(rows, orient="index").fillna("–")
+            yield Table(kind, frame.rename_axis("condition").reset_index(), most=4)
+
+
+def _columns(runs: Sequence[ReportedRun]) -> Iterator[tuple[str, str, Summary]]:
+    """Name, main metric and summary of runs with figures, and means behind the last of theirs."""
+    tasks, behind = [one.summary["task"] for one in runs], _alike(runs)
+    for place, run in enumerate(runs):
+        if metrics := run.summary["metrics"]:
+            numbered = f"{place + 1}. " if tasks.count(tasks[place]) > 1 else ""
+            yield f"{numbered}{name(tasks[place])}", metrics[0], run.summary
+        if place in behind:
+            mean = _mean_of(behind[place])
+            sets = f"mean of {some(mean['runs'], 'set')} of {name(mean['kind'])}"
+            yield sets, mean["metric"], mean
+
+
+def means_of(runs: Sequence[ReportedRun]) -> list[Summary]:
+    """The means over runs of one kind with the same metric and the same conditions."""
+    return [_mean_of(own) for own in _alike(runs).values()]
+
+
+def _mean_of(runs: Sequence[ReportedRun]) -> Summary:
+    found = means([(one.task, one.folder) for one in runs])
+    return {"kind": runs[0].summary["task"].partition("/")[0], **found}
+
+
+def _alike(runs: Sequence[ReportedRun]) -> dict[int, list[ReportedRun]]:
+    """Runs that have a mean, by the place of the last of them."""
+    tasks = [one.summary["task"] for one in runs]
+    kinds: dict[tuple[str, ...], list[int]] = {}
+    for place, run in enumerate(runs):
+        task, metrics = tasks[place], run.summary["metrics"]
+        if "/" in task and metrics and tasks.count(task) == 1:
+            arms = [arm["name"] for arm in run.summary["arms"]]
+            kinds.setdefault((task.partition("/")[0], metrics[0], *arms), []).append(place)
+    return {own[-1]: [runs[at] for at in own] for own in kinds.values() if len(own) > 1}
 
 
 def terminal(summary: Summary) -> str:
     """The quality of a run, as Markdown that is also plain text."""
     shown = [one for one in tables(summary) if one.kind in ("quality", "base") and not one.folded]
     return rendered("terminal.md", summary=summary, tables=shown).strip()
+
+
+def terminal_of_all(runs: Sequence[ReportedRun], hours: str = "") -> str:
+    """Several runs side by side, as Markdown that is also plain text."""
+    return rendered("together.md", tables=list(overview(runs)), hours=hours).strip()
 
 
 # The chart: a matplotlib SVG, which takes its colours from the page.
@@ -309,15 +376,20 @@ class ReportedRun:
     command: str = ""
 
 
-def write_report(runs: Sequence[ReportedRun], folder: str | Path) -> tuple[Path, Path]:
+def write_report(
+    runs: Sequence[ReportedRun], folder: str | Path, hours: str = ""
+) -> tuple[Path, Path]:
     """Write a report of one run or of several, finished or not; gives its two paths.
+
+    ``hours`` are a sentence on how long the runs took.
 
     The HTML file holds all that it shows: it asks for no other file and runs no script.
     """
     count = max(2, QUESTIONS // len(runs))
     page = {
         "parts": [_part(run, f"run{place}", count) for place, run in enumerate(runs, start=1)],
-        "together": overview([one.summary for one in runs]) if len(runs) > 1 else None,
+        "together": list(overview(runs)) if len(runs) > 1 else [],
+        "hours": hours,
         "version": __version__,
         "longest": TEXT,
         "words": WORDS,

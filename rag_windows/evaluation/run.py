@@ -7,7 +7,7 @@ import json
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -288,7 +288,7 @@ class Search:
 
     "gold" and "given" are the example's own passages, "hybrid" is BM25 and dense search by
     reciprocal rank fusion. Dense search needs an embedder: a sentence-transformers name or folder,
-    or an `Encoder`.
+    or an `Encoder`; of a task without a pool it ranks each example's own passages.
     """
 
     kind: Literal["bm25", "dense", "hybrid", "gold", "given"] = "given"
@@ -330,6 +330,8 @@ class Search:
             last_turns,
         )
 
+        if self.kind == "dense" and self.embedder is not None and not task.pool:
+            return _by_meaning(self.embedder, self.depth)
         found: list[Retriever] = []
         if self.kind != "dense":
             found.append(BM25Retriever(task.pool))
@@ -343,6 +345,28 @@ class Search:
         retriever = found[0] if len(found) == 1 else HybridRetriever(found, depth=max(100, most))
         conversational = ConversationalRetriever(retriever, last_turns(TURNS, weight=WEIGHT))
         return lambda example: conversational.retrieve(example.conversation, most)
+
+
+def _by_meaning(embedder: Encoder | str, depth: int | None) -> Ranking:
+    """Ranks each example's own passages."""
+    from rag_windows_retrievers import (
+        ConversationalRetriever,
+        DenseRetriever,
+        SentenceEncoder,
+        last_turns,
+    )
+
+    encoder = SentenceEncoder(embedder) if isinstance(embedder, str) else embedder
+    known: DenseRetriever | None = None
+
+    def ranking(example: Example) -> Sequence[Passage]:
+        nonlocal known
+        # The questions of a conversation follow each other, mostly over the same passages.
+        known = DenseRetriever(example.passages, encoder, known=known)
+        asked = ConversationalRetriever(known, last_turns(TURNS, weight=WEIGHT))
+        return asked.retrieve(example.conversation, depth or len(example.passages))
+
+    return ranking
 
 
 # How examples are answered.
@@ -461,6 +485,21 @@ def answers(lm: WindowedLM, answerer: Answerer, block: Block) -> Iterator[Sequen
                 yield from answers(lm, answerer, [(arm, [one]) for one in asked])
             else:
                 yield [_failed(asked[0][0], arm, error)]
+
+
+def timed(answerer: Answerer, lm: WindowedLM, arm: Arm, asked: Sequence[Asked]) -> list[Answered]:
+    """Answer each example with an empty cache, and again with what that left there.
+
+    The second answer only tells the record's ``warm_s``.
+    """
+    made = []
+    for one in asked:
+        if lm.cache is not None:
+            lm.cache.clear()
+        ((record, texts),) = answerer(lm, arm, [one])
+        ((again, _),) = answerer(lm, arm, [one])
+        made.append((replace(record, warm_s=again.ttft_s), texts))
+    return made
 
 
 def asking_one(lm: WindowedLM, answerer: Answerer) -> Asking:

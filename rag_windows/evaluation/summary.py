@@ -123,6 +123,39 @@ def summarise(task: Task, folder: RunFolder) -> Summary:
     }
 
 
+def means(parts: Sequence[tuple[Task, RunFolder]]) -> Summary:
+    """Mean of the main metrics of several runs with the same arms, each run counting the same.
+
+    Questions are those that every arm has a record of. Groups are drawn within each run, and a draw
+    of the mean is that of the runs' draws. ``arms`` are as the results of `summarise`.
+    """
+    values, drawn, metrics = [], [], []
+    arms = parts[0][1].manifest.arms
+    for task, folder in parts:
+        kept = [folder.records[arm.name] for arm in folder.manifest.arms]
+        shared = [one for one in task.examples if all(one.key in found for found in kept)]
+        scores = [task.scores(shared, [found[one.key] for one in shared])[0] for found in kept]
+        rows = np.stack([one.rows for one in scores], axis=1)
+        own = bootstrap(group_sums(rows, [one.group for one in shared]), scores[0].formula)
+        values.append(own[0])
+        drawn.append(np.broadcast_to(own[1], (len(arms), RESAMPLES)))
+        metrics.append(scores[0].name)
+    mean, draws = np.mean(values, axis=0), np.mean(drawn, axis=0)
+    found = []
+    for place, arm in enumerate(arms):
+        base = base_of(arms, place)
+        kept_of, drawn_of = percent(mean[place], mean[base]), percent(draws[place], draws[base])
+        against = {
+            "base": arms[base].name,
+            "difference": estimate(mean[place] - mean[base], draws[place] - draws[base]),
+            "retention": estimate(kept_of, drawn_of),
+        }
+        figure = estimate(mean[place], draws[place])
+        told = {"name": arm.name, "label": arm.label, "top_k": arm.top_k, "estimate": figure}
+        found.append(told | {"against": None if base == place else against})
+    return {"runs": len(parts), "metric": metrics[0], "arms": found}
+
+
 def _results(
     scores: Sequence[Score],
     arms: Sequence[Arm],
@@ -286,13 +319,18 @@ def _mean(values: Array, groups: Sequence[str]) -> Estimate:
 def _work(records: Sequence[Record]) -> Summary:
     """Sums over all questions; seconds are medians over the answers as they came.
 
-    Unfinished answers reached their limit. Cold ones found no window in the cache, warm ones all.
+    Unfinished answers reached their limit. Cold ones found no window in the cache, warm ones all;
+    where first tokens were timed on purpose, these times alone count, of so many ``timed``.
     """
     names = [field.name for field in fields(Record)]
     found = pd.DataFrame([asdict(one) for one in records], columns=names)
     answered = found[found["error"].isna()]
     first, left_out = answered["ttft_s"], found["left_out"]
     encoded, reused = answered["windows_encoded"], answered["windows_reused"]
+    timed = answered[answered["warm_s"].notna()]
+    cold, warm = first[reused == 0], first[(encoded == 0) & (reused > 0)]
+    if len(timed):
+        cold, warm = timed["ttft_s"], timed["warm_s"]
     seconds = answered[["encode_s", "ttft_s", "total_s"]].median()
     tokens = ["prompt_tokens", "cached_tokens", "completion_tokens"]
     sums = found[["windows_encoded", "windows_reused", *tokens]].sum()
@@ -305,6 +343,7 @@ def _work(records: Sequence[Record]) -> Summary:
             "unfinished": int((answered["finish_reason"] == "length").sum()),
         },
         "times": seconds.to_dict() if len(answered) else None,
-        "cold_s": first[reused == 0].median(),
-        "warm_s": first[(encoded == 0) & (reused > 0)].median(),
+        "cold_s": cold.median(),
+        "warm_s": warm.median(),
+        "timed": len(timed),
     }

@@ -56,7 +56,9 @@ class Record:
 
     ``finish_reason`` is "chosen" where the answer is one of given choices, ``left_out`` counts
     passages that did not fit the model's positions, and ``scores`` are log-probabilities in nats.
-    A question with an ``error`` is asked again when the run goes on.
+    A question with an ``error`` is asked again when the run goes on. Where ``warm_s`` is there,
+    ``ttft_s`` are the seconds to the first token with an empty cache, and ``warm_s`` those with the
+    windows that this asking left in it.
     """
 
     __pydantic_config__ = STRICT
@@ -78,6 +80,7 @@ class Record:
     encode_s: float = 0.0
     ttft_s: float = 0.0
     total_s: float = 0.0
+    warm_s: float | None = None
     scores: Mapping[str, LogProbability] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     error: str | None = None

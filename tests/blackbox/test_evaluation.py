@@ -127,6 +127,7 @@ def test_without_the_extra_every_command_names_it_in_one_line(python: Process) -
         ["chatrag", *data, "--dataset", "quac"],
         ["icl", "--task", "sst2"],
         ["long"],
+        ["suite"],
         ["report", "runs"],
     ]
     done = python(

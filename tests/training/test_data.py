@@ -6,13 +6,17 @@ import dataclasses
 import hashlib
 import itertools
 import json
+import lzma
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from rag_windows import Passage
+from rag_windows.evaluation.connected import FILE
 from rag_windows.prompt.builder import Prompt
+from rag_windows.samples import samples_path
+from training.questions import rows
 from training.samples import Sample, Turn, draw_sample
 from training.tasks import TASKS, draw_case
 from training.tokens import ANSWER, Encoder, train_tokenizer, words
@@ -114,3 +118,9 @@ def test_a_connected_task_needs_two_passages() -> None:
     for task in CONNECTED:
         with pytest.raises(ValueError, match="at least 2 passages"):
             draw_case(np.random.default_rng(0), task, 1)
+
+
+def test_the_shipped_questions_are_those_that_the_generators_draw() -> None:
+    """`python -m training.questions` writes them again after a change."""
+    text = lzma.decompress((samples_path() / FILE).read_bytes()).decode("ascii")
+    assert [json.loads(line) for line in text.splitlines()] == list(rows())

@@ -77,6 +77,13 @@ Retriever = Annotated[
     Literal["bm25", "dense", "hybrid", "gold"],
     option(None, "How passages are found; gold takes the dataset's right ones."),
 ]
+Embedder = Annotated[
+    str | None,
+    option(
+        "MODEL",
+        "Embedding model that ranks ChatRAG-Bench's passages anew. Default: the order of the data.",
+    ),
+]
 Predictions = Annotated[Path, option("FILE", "File of predictions.")]
 
 
@@ -150,13 +157,15 @@ def chatrag(
     *,
     data: Data,
     dataset: Dataset,
+    embedder: Embedder = None,
     top_k: TopK = "5",
     asking: Asking,
     over: RayOptions,
     style: Style = "chatrag",
 ) -> None:
     """ChatRAG-Bench: ten conversational datasets whose passages come ranked with the question."""
-    search = {"depth": max(top_k)}
+    kind = "given" if embedder is None else "dense"
+    search = {"kind": kind, "depth": max(top_k), "embedder": embedder}
     _running().evaluate(asking, over, "chatrag", data, top_k, search, dataset=dataset, style=style)
 
 
@@ -208,9 +217,59 @@ def long(
     _running().evaluate(asking, over, "long", None, [None], {}, seed=asking.seed, **chosen)
 
 
+@dataclass(frozen=True, slots=True)
+class SuiteOptions(Asking):
+    """What a suite is told; each field is the option of its name."""
+
+    methods: Annotated[
+        str,
+        option(
+            "NAME,...",
+            "Methods to compare, such as sequential,ape:temperature=0.8; all are those that "
+            "rag-windows methods lists.",
+        ),
+    ] = "all"
+    limit: Annotated[int | None, count("Ask N questions of each set.")] = None
+    sets: Annotated[
+        str | None,
+        option(
+            "NAME,...",
+            "What is asked: inscit, chatrag or one of its sets such as chatrag/quac, connected "
+            "or one of its tasks such as connected/aliases, long. Default: all.",
+        ),
+    ] = None
+    inscit: Annotated[str | None, option("FILE", "INSCIT's dev.json or test.json.")] = None
+    chatrag: Annotated[
+        str | None, option("DIR", "Folder with ChatRAG-Bench as the Hub has it.")
+    ] = None
+    haystack: Annotated[
+        str | None,
+        option("DIR", "Folder of texts that hide the long needle. Default: the sample corpus."),
+    ] = None
+    top_k: Annotated[
+        int, count("Number of passages for questions of INSCIT and ChatRAG-Bench.")
+    ] = 5
+    embedder: Embedder = None
+
+
+@evaluation.command()
+@spreading(without=_NO_OPTIONS)
+def suite(*, asking: SuiteOptions, over: RayOptions) -> None:
+    """All evaluations with one model: one folder, one report, hours told before it begins.
+
+    INSCIT, ChatRAG-Bench's sets, five tasks whose passages need one another, and a needle among up
+    to 64 passages. Some questions of each set are asked first, to measure how long all will take
+    and the first token with cold and warm windows.
+    """
+    _running()
+    from rag_windows.cli.evaluation.suite import run_suite
+
+    run_suite(asking, over)
+
+
 @evaluation.command()
 def report(
-    folders: Annotated[list[Path], typer.Argument(help="Folders of runs.")],
+    folders: Annotated[list[Path], typer.Argument(help="Folders of runs, or of a suite.")],
     out: Annotated[
         Path | None, option("DIR", "Folder for the report. Default: that of the first run.")
     ] = None,
@@ -218,7 +277,10 @@ def report(
     json: options.Json = False,
 ) -> None:
     """Score runs again and write one report of them."""
-    _running().report_again(folders, out or folders[0], data, json_alone=json)
+    _running()
+    from rag_windows.cli.evaluation.suite import report_again
+
+    report_again(folders, out or folders[0], data, json_alone=json)
 
 
 @score.command("inscit")

@@ -8,9 +8,9 @@ import json
 import re
 import shlex
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import quote
@@ -25,22 +25,33 @@ from rag_windows.cli.render import EXIT_ERROR, progress, tell
 from rag_windows.errors import DataError, InputError, RagWindowsError
 from rag_windows.evaluation import chatrag, icl, inscit, report
 from rag_windows.evaluation import run as runs
+from rag_windows.evaluation.connected import ConnectedTask
 from rag_windows.evaluation.files import read, write_whole
 from rag_windows.evaluation.long import LongTask
 from rag_windows.evaluation.summary import as_json, summarise
-from rag_windows.evaluation.task import Task
+from rag_windows.evaluation.task import Example, Record, Task
 from rag_windows.methods import resolve
-from rag_windows.methods.registry import names_in
+from rag_windows.methods.registry import METHODS, names_in
 
 if TYPE_CHECKING:
     from rag_windows import WindowedLM
     from rag_windows.cli.evaluation.app import Asking
 
 
+ALL = "all"
+"""What stands for every method in --methods."""
+
+_WITHOUT_DATA: Mapping[str, Callable[..., Task]] = {
+    "long": LongTask.open,
+    "connected": ConnectedTask.open,
+}
+"""Tasks that need no file of the user's."""
+
+
 class Source(BaseModel):
     """What a command was told about its data; no setting of the run, as files may move."""
 
-    kind: Literal["inscit", "chatrag", "icl", "long"]
+    kind: Literal["inscit", "chatrag", "icl", "long", "connected"]
     data: str | None
     limit: int | None
     options: dict[str, Any]
@@ -49,12 +60,13 @@ class Source(BaseModel):
     def task(self) -> Task:
         """Read the data; ``options`` are those of this kind's reader."""
         with progress("Reading the data"):
-            if self.kind == "long":
-                return LongTask.open(**self.options)
             if self.kind == "icl":
                 return icl.IclTask.open(str(self.data), texts=self.limit, **self.options)
-            reader = inscit.InscitTask if self.kind == "inscit" else chatrag.ChatRagTask
-            task = reader.read(str(self.data), **self.options)
+            if self.kind in _WITHOUT_DATA:
+                task = _WITHOUT_DATA[self.kind](**self.options)
+            else:
+                reader = inscit.InscitTask if self.kind == "inscit" else chatrag.ChatRagTask
+                task = reader.read(str(self.data), **self.options)
         if self.limit is None or self.limit >= len(task.examples):
             return task
         settings = {**task.settings, "limit": self.limit}
@@ -64,6 +76,8 @@ class Source(BaseModel):
 def compared(asking: Asking, depths: Sequence[int | None]) -> tuple[runs.Arm, ...]:
     """Each method at each depth, with the profile's numbers for those of its name without any."""
     names = names_in(asking.methods)
+    if names == [ALL]:
+        names = [runs.BASE, *(name for name in METHODS if name != runs.BASE)]
     chosen = [(name, resolve(name)) for name in names]
     if asking.profile is not None:
         found = Profile.load(asking.profile).method
@@ -75,30 +89,128 @@ def compared(asking: Asking, depths: Sequence[int | None]) -> tuple[runs.Arm, ..
     return runs.arms(chosen, depths)
 
 
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """A dataset that is ready to be asked, with all that its answers depend on but the model."""
+
+    source: Source
+    task: Task
+    arms: tuple[runs.Arm, ...]
+    search: runs.Search
+    generating: runs.Generating
+
+    @classmethod
+    def of(
+        cls,
+        asking: Asking,
+        source: Source,
+        depths: Sequence[int | None],
+        searching: Mapping[str, Any],
+    ) -> Evaluation:
+        """Of what a command was told; reads the data."""
+        arms, task, search = compared(asking, depths), source.task(), runs.Search(**searching)
+        if missing := getattr(task, "unfound", 0):
+            tell(
+                f"Note: {missing} evidence passages are not in the corpus, so no retriever "
+                "can find them."
+            )
+        if isinstance(task, icl.IclTask):
+            for arm in arms:
+                task.shown(arm.top_k)
+        generating = runs.Generating.of(task, asking.system, asking.max_new_tokens, asking.seed)
+        return cls(source, task, arms, search, generating)
+
+    @property
+    def answerer(self) -> runs.Answerer:
+        """What answers the task's questions."""
+        if isinstance(self.task, icl.IclTask):
+            return functools.partial(self.task.answer, self.generating.prefix)
+        return self.generating.answer
+
+    def manifest(self, model: runs.Described) -> runs.Manifest:
+        """Of a run with this model."""
+        settings = self.search.settings
+        return runs.Manifest.of(model, self.task, self.arms, settings, self.generating)
+
+    def ranking(self, folder: runs.RunFolder) -> runs.Ranking:
+        """What finds the passages of an example."""
+        with progress("Embedding passages") as counted:
+            return self.search.over(self.task, folder.path / runs.INDEX, counted)
+
+    def answer(
+        self,
+        folder: runs.RunFolder,
+        ask: Asks,
+        ranking: runs.Ranking,
+        examples: Sequence[Example] | None = None,
+    ) -> list[Record]:
+        """Ask what the folder lacks, of all examples or of those that are given, which are timed.
+
+        Returns records without an answer.
+        """
+        write_whole(folder.path / runs.SOURCE, self.source.model_dump_json(indent=2) + "\n")
+        task, answerer, what = self.task, self.answerer, "Answering"
+        if examples is not None:
+            task, what = replace(task, examples=examples), "Measuring"
+            answerer = functools.partial(runs.timed, answerer)
+        batch = icl.BATCH if isinstance(self.task, icl.IclTask) else 1
+        with progress(what) as counted:
+            run = runs.Run(task, self.arms, ranking, folder, ask(answerer), batch)
+            return run.answer(counted)
+
+    def score(self, folder: runs.RunFolder) -> tuple[report.ReportedRun, dict[str, Any]]:
+        """Score what a folder holds, and write all that follows from it; also where it is."""
+        path = folder.path
+        with progress("Scoring"):
+            summary = summarise(self.task, folder)
+            write_whole(path / runs.SCORES, json.dumps(as_json(summary), indent=1) + "\n")
+            predictions = {
+                arm.name: str(_predictions(folder, self.task, arm.name)) for arm in self.arms
+            }
+            one = report.ReportedRun(self.task, folder, summary, self.source.command)
+            reports = report.write_report([one], path)
+        files = {
+            "folder": str(path),
+            "scores": str(path / runs.SCORES),
+            "predictions": predictions,
+            "report": [str(one) for one in reports],
+        }
+        return one, files
+
+
+Asks = Callable[[runs.Answerer], runs.Asking]
+"""Has a model, or several, ask by an answerer."""
+
+
 @contextmanager
-def _models(
-    asking: Asking, over: RayOptions, answerer: runs.Answerer
-) -> Iterator[tuple[runs.Described, runs.Asking]]:
+def models(asking: Asking, over: RayOptions) -> Iterator[tuple[runs.Described, Asks]]:
     """What the model is, and what asks it: here, or in the processes of a cluster."""
+    if asking.out is not None:  # told before gigabytes are loaded
+        with runs.locked(asking.out):
+            pass
     if not over.wanted:
         with loaded_model(asking) as lm:
-            yield runs.Described.of(lm), runs.asking_one(lm, answerer)
+            yield runs.Described.of(lm), functools.partial(runs.asking_one, lm)
         return
     made = fleet_options(SearchOptions(), asking, cache_memory=asking.cache_memory, **over.size)
     from rag_windows.fleet import data
     from rag_windows.fleet.cluster import cluster
 
     with cluster(over.ray, made.replicas, made.cpus_per_replica):
-        models = data.Models(made)
+        loaded = data.Models(made)
         with progress(f"Loading {asking.name}"):
-            first, *others = models.each(runs.Described.of)
+            first, *others = loaded.each(runs.Described.of)
         if different := [one for one in others if one.settings != first.settings]:
             told = "; ".join(runs.differences(first.settings, different[0].settings))
             raise InputError(
                 f"The machines of the cluster have different models: {told}. Give all of them the "
                 "same files."
             )
-        yield first, functools.partial(models.map, functools.partial(_answered, answerer))
+
+        def ask(answerer: runs.Answerer) -> runs.Asking:
+            return functools.partial(loaded.map, functools.partial(_answered, answerer))
+
+        yield first, ask
 
 
 def _answered(
@@ -117,50 +229,24 @@ def evaluate(
     **chosen: Any,
 ) -> None:
     """Answer what is not answered yet, score and show; ``chosen`` are those of the data."""
-    arms = compared(asking, arms_read)
-    source = Source(kind=kind, data=data, limit=asking.limit, options=chosen, command=_command())
-    task, search = source.task(), runs.Search(**searching)
-    if missing := getattr(task, "unfound", 0):
-        tell(
-            f"Note: {missing} evidence passages are not in the corpus, so no retriever "
-            "can find them."
-        )
-    generating = runs.Generating.of(task, asking.system, asking.max_new_tokens, asking.seed)
-    answerer, batch = generating.answer, 1
-    if isinstance(task, icl.IclTask):
-        for arm in arms:
-            task.shown(arm.top_k)
-        answerer, batch = functools.partial(task.answer, generating.prefix), icl.BATCH
-    if asking.out is not None:  # told before gigabytes are loaded
-        with runs.locked(asking.out):
-            pass
-    with _models(asking, over, answerer) as (model, ask):
-        manifest = runs.Manifest.of(model, task, arms, search.settings, generating)
-        path = asking.out or _default_folder(manifest, asking.name)
-        with runs.RunFolder.begin(path, manifest, asking.fresh) as folder, _going_on(path):
-            write_whole(path / runs.SOURCE, source.model_dump_json(indent=2) + "\n")
-            with progress("Embedding passages") as counted:
-                ranking = search.over(task, path / runs.INDEX, counted)
-            with progress("Answering") as counted:
-                run = runs.Run(task, arms, ranking, folder, ask, batch)
-                failed = run.answer(counted)
-            with progress("Scoring"):
-                summary = summarise(task, folder)
-                write_whole(path / runs.SCORES, json.dumps(as_json(summary), indent=1) + "\n")
-                predictions = [_predictions(folder, task, arm.name) for arm in arms]
-                one = report.ReportedRun(task, folder, summary, source.command)
-                reports = report.write_report([one], path)
-    files: dict[str, Any] = {
-        "folder": str(path),
-        "scores": str(path / runs.SCORES),
-        "predictions": {arm.name: str(one) for arm, one in zip(arms, predictions, strict=True)},
-        "report": [str(one) for one in reports],
-    }
+    source = Source(kind=kind, data=data, limit=asking.limit, options=chosen, command=command())
+    one = Evaluation.of(asking, source, arms_read, searching)
+    with models(asking, over) as (model, ask):
+        manifest = one.manifest(model)
+        path = asking.out or default_folder(one.task.name, asking.name, [manifest])
+        with runs.RunFolder.begin(path, manifest, asking.fresh) as folder, going_on(path):
+            failed = one.answer(folder, ask, one.ranking(folder))
+            done, files = one.score(folder)
     if asking.json:
-        render.write_json({**as_json(summary), "files": files})
+        render.write_json({**as_json(done.summary), "files": files})
     else:
-        render.show(f"{report.terminal(summary)}\n")
+        render.show(f"{report.terminal(done.summary)}\n")
         render.show(f"Scores, predictions and report: {path}", "dim")
+    tell_failed(failed)
+
+
+def tell_failed(failed: Sequence[Record]) -> None:
+    """End with an error if there are questions without an answer."""
     if failed:
         first = failed[0]
         tell(
@@ -171,36 +257,19 @@ def evaluate(
         raise typer.Exit(EXIT_ERROR)
 
 
-def report_again(folders: Sequence[Path], out: Path, data: str | None, *, json_alone: bool) -> None:
-    """Score runs again and write one report of them; the data may lie elsewhere now."""
-    reported = []
-    for path in folders:
-        folder, source = runs.RunFolder.open(path), read(path / runs.SOURCE).json(Source)
-        source.data = data or source.data
-        task, manifest = source.task(), folder.manifest
-        now = json.loads(json.dumps({"name": task.name, **task.settings}))
-        keys = tuple(one.key for one in task.examples)
-        if keys != manifest.keys or runs.differences(manifest.settings["task"], now):
-            raise DataError(
-                f"The run in {path} used other data than {source.data or 'these'}. Name its data "
-                "file with --data."
-            )
-        summary = summarise(task, folder)
-        reported.append(report.ReportedRun(task, folder, summary, source.command))
-    with progress("Scoring"):
-        paths = [str(one) for one in report.write_report(reported, out)]
-    if json_alone:
-        nothing: dict[str, Any] = {"scores": None, "predictions": {}, "report": []}
-        pairs = zip(reported, folders, strict=True)
-        told = [
-            {**as_json(one.summary), "files": {"folder": str(path), **nothing}}
-            for one, path in pairs
-        ]
-        render.write_json({"runs": told, "report": paths})
-        return
-    for one in reported:
-        render.show(f"{report.terminal(one.summary)}\n")
-    render.show(f"Report: {', '.join(paths)}", "dim")
+def reported(path: Path, data: str | None = None) -> report.ReportedRun:
+    """A run scored again; its data may lie elsewhere now."""
+    folder, source = runs.RunFolder.open(path), read(path / runs.SOURCE).json(Source)
+    source.data = data or source.data
+    task, manifest = source.task(), folder.manifest
+    now = json.loads(json.dumps({"name": task.name, **task.settings}))
+    keys = tuple(one.key for one in task.examples)
+    if keys != manifest.keys or runs.differences(manifest.settings["task"], now):
+        raise DataError(
+            f"The run in {path} used other data than {source.data or 'these'}. Name its data "
+            "file with --data."
+        )
+    return report.ReportedRun(task, folder, summarise(task, folder), source.command)
 
 
 def _predictions(folder: runs.RunFolder, task: Task, arm: str) -> Path:
@@ -216,27 +285,27 @@ def _predictions(folder: runs.RunFolder, task: Task, arm: str) -> Path:
     return path
 
 
-def _default_folder(manifest: runs.Manifest, model: str) -> Path:
+def default_folder(task: str, model: str, manifests: Sequence[runs.Manifest]) -> Path:
     """Named by task and model, and by all settings: the same command finds it again."""
-    text = json.dumps(manifest.settings, sort_keys=True)
+    text = "".join(json.dumps(one.settings, sort_keys=True) for one in manifests)
     digest = hashlib.sha256(text.encode()).hexdigest()[:8]
-    named = f"{manifest.settings['task']['name']}-{Path(model).name}"
-    words = re.sub(r"[^A-Za-z0-9.]+", "-", named).strip("-.")
+    words = re.sub(r"[^A-Za-z0-9.]+", "-", f"{task}-{Path(model).name}").strip("-.")
     return Path("runs") / f"{words[:80]}-{digest}"
 
 
 @contextmanager
-def _going_on(path: Path) -> Iterator[None]:
+def going_on(path: Path) -> Iterator[None]:
     """Where a run stops before its end, tell that its answers are kept, and how to go on."""
     try:
         yield
     except KeyboardInterrupt:
-        tell(f"Stopped. Finished answers are kept in {path}. Continue with: {_command()}")
+        tell(f"Stopped. Finished answers are kept in {path}. Continue with: {command()}")
         raise typer.Abort from None
     except RagWindowsError:
         tell(f"Finished answers are kept in {path}.")
         raise
 
 
-def _command() -> str:
+def command() -> str:
+    """What was typed, but for --fresh, which would begin again."""
     return shlex.join(["rag-windows", *(word for word in sys.argv[1:] if word != "--fresh")])

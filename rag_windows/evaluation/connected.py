@@ -1,0 +1,100 @@
+"""Questions over passages that need one another, or resemble one another: what windows may lose.
+
+Two hundred questions a task about invented people, firms, towns, animals and books, shipped in
+samples/connected.jsonl.xz; `training.questions` draws them. A line is an object of "task",
+"question", "answer", "passages" as pairs of title (or null) and text, and "documents", the number
+of the document that each passage is a part of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Self
+
+from pydantic import BaseModel, ConfigDict
+
+from rag_windows.errors import InputError
+from rag_windows.evaluation.chatrag import chatrag_words, contains
+from rag_windows.evaluation.files import read, shown
+from rag_windows.evaluation.task import Example, Record, Reference, Score, Task
+from rag_windows.passage import Passage
+from rag_windows.samples import samples_path
+
+FILE = "connected.jsonl.xz"
+
+PREFIX = "Answer the question from the passages, in as few words as possible."
+_LATER = " Where two passages contradict each other, the later one is right."
+
+CONNECTED: Mapping[str, str] = {
+    # A document in parts, of which the first alone names whom it is about.
+    "split-documents": PREFIX,
+    # One passage says under which other name another one speaks of somebody.
+    "aliases": PREFIX,
+    # The question names an entity only as another one's founder, author, employer, ...
+    "joined": PREFIX,
+    # A later passage states other values.
+    "corrections": PREFIX + _LATER,
+    # Sixteen passages whose names share words, and which state the same relations.
+    "many-alike": PREFIX,
+}
+"""The tasks, and what is read before their passages."""
+
+
+class _Row(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    task: str
+    question: str
+    answer: str
+    passages: list[tuple[str | None, str]]
+    documents: list[int]
+
+
+class ConnectedTask(Task):
+    """One of `CONNECTED`, ready to be asked. Every question has passages of its own."""
+
+    @classmethod
+    def open(cls, *, task: str) -> Self:
+        """Read the shipped questions of a task."""
+        if task not in CONNECTED:
+            raise InputError(
+                f"{shown(task)} is not one of the tasks {', '.join(CONNECTED)}. Choose one of them."
+            )
+        source, examples = read(samples_path() / FILE), list[Example]()
+        for _, row in source.records(_Row):
+            if row.task == task:
+                key = f"{task}/{len(examples) + 1}"
+                examples.append(
+                    Example(
+                        key=key,
+                        messages=({"role": "user", "content": row.question},),
+                        references=(Reference(row.answer),),
+                        group=key,
+                        passages=tuple(
+                            Passage(text, f"{key}/{number}", title, metadata={"document": document})
+                            for number, ((title, text), document) in enumerate(
+                                zip(row.passages, row.documents, strict=True), start=1
+                            )
+                        ),
+                    )
+                )
+        settings = {"task": task, "data": source.stamp}
+        name, prefix = f"connected/{task}", CONNECTED[task]
+        return cls(
+            name=name, examples=examples, settings=settings, prefix=prefix, max_new_tokens=32
+        )
+
+    def scores(self, examples: Sequence[Example], records: Sequence[Record]) -> list[Score]:
+        """Whether answers are right.
+
+        "contained" is whether the answer holds the right one's words in a row: chat models answer
+        in sentences. "exact" is whether it has no other words. Case, punctuation and articles never
+        count.
+        """
+        pairs = [
+            (record.answer, example.references[0].text)
+            for example, record in zip(examples, records, strict=True)
+        ]
+        held = [100.0 * contains(*pair) for pair in pairs]
+        same = [100.0 * (chatrag_words(said) == chatrag_words(right)) for said, right in pairs]
+        return [Score.mean("contained", held), Score.mean("exact", same)]

@@ -1,0 +1,281 @@
+"""`rag-windows eval suite`: what it asks, refuses, measures, keeps and reports."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rag_windows.cli.evaluation.suite import duration
+from rag_windows.evaluation.connected import CONNECTED, ConnectedTask
+from rag_windows.evaluation.run import Arm, Search
+from rag_windows.evaluation.task import Example, Record, Reference, Task
+from rag_windows.passage import Passage
+from tests.blackbox.conftest import ROOT, Run
+from tests.blackbox.test_evaluation import inscit_data, records
+
+METHODS = ("sequential", "pcw")
+QUICK = ("--methods", ",".join(METHODS), "--max-new-tokens", "2", "--top-k", "2")
+Eval = Callable[..., Any]
+
+
+def chatrag_rows(count: int) -> list[dict[str, Any]]:
+    """Questions whose passages are one and the same list."""
+    passages = [{"title": f"Pier {n}", "text": f"Ferry {n} leaves at {n}."} for n in range(3)]
+    return [
+        {
+            "messages": [{"role": "user", "content": f"When leaves ferry {n}?"}],
+            "answers": [f"At {n}."],
+            "ctxs": passages,
+        }
+        for n in range(count)
+    ]
+
+
+@pytest.fixture
+def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """INSCIT's file, and two sets of ChatRAG-Bench in a folder as the Hub has it."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "dev.json").write_text(json.dumps(inscit_data()), encoding="utf-8")
+    for name in ("quac/test.json", "coqa/dev.json"):
+        path = tmp_path / "bench" / "data" / name
+        path.parent.mkdir(parents=True)
+        path.write_text(json.dumps(chatrag_rows(7)), encoding="utf-8")
+    return tmp_path
+
+
+@pytest.fixture
+def suite(run: Run, files: Path, small_folder: Path) -> Eval:
+    """The command with a small model and these files."""
+
+    def start(sets: str, *more: str | Path) -> Any:
+        data = ("--inscit", "dev.json", "--chatrag", "bench", "--sets", sets)
+        return run("eval", "suite", "--model", small_folder, *QUICK, *data, *more)
+
+    return start
+
+
+def test_a_suite_is_one_report_of_runs_that_stand_for_themselves(
+    suite: Eval, run: Run, files: Path
+) -> None:
+    sets = ("inscit", "chatrag/quac", "chatrag/coqa", "connected/aliases")
+    done = suite(",".join(sets), "--limit", "6", "--out", "out", "--json")
+    assert done.exit_code == 0, done.stderr
+    told, out = json.loads(done.stdout), files / "out"
+    assert list(told["sets"]) == list(sets)
+    assert "answers to questions of 4 sets are left: about" in done.stderr
+    assert told["measured"] == 3 + 5 + 5 + 5
+    assert told["answers_s"] > 0
+    assert told["estimate_s"] > 0
+    kept = {name: records(out / name.replace("/", "-")) for name in sets}
+    assert {name: len(own) for name, own in kept.items()} == {
+        name: len(METHODS) * (3 if name == "inscit" else 6) for name in sets
+    }
+    for name, summary in told["sets"].items():
+        assert summary == json.loads(
+            json.dumps(
+                {
+                    **json.loads(Path(summary["files"]["scores"]).read_text()),
+                    **{"files": summary["files"]},
+                }
+            )
+        ), name
+        timed = [one for one in kept[name] if one["warm_s"] is not None]
+        assert {one["timed"] for one in summary["arms"]} == {len(timed) / len(METHODS)}
+        for one in timed:
+            assert one["windows_reused"] == 0, "cold"
+        for arm in summary["arms"]:
+            own = sorted(one["ttft_s"] for one in timed if one["arm"] == arm["name"])
+            assert own[0] <= arm["cold_s"] <= own[-1]
+    (mean,) = told["means"]
+    assert (mean["kind"], mean["runs"], mean["metric"]) == ("chatrag", 2, "f1")
+    for place, arm in enumerate(mean["arms"]):
+        own = [
+            told["sets"][name]["arms"][place]["results"][0]["estimate"]["value"]
+            for name in ("chatrag/quac", "chatrag/coqa")
+        ]
+        assert arm["estimate"]["value"] == pytest.approx(sum(own) / 2)
+    page = (out / "report.html").read_text(encoding="utf-8")
+    text = (out / "report.md").read_text(encoding="utf-8").replace("\\", "")
+    for words in (
+        *("All runs: quality of answers", "All runs: percent of the base", "cold / warm"),
+        *("inscit: response F1", "chatrag/quac: F1", "connected/aliases: contained"),
+        *("mean of 2 sets of chatrag: F1", "measured questions; its answers took"),
+    ):
+        assert words in page
+        assert words in text
+    again = run("eval", "report", "out")
+    assert again.exit_code == 0, again.stderr
+    assert "mean of 2 sets of chatrag: F1" in again.stdout.replace("\\", "")
+    assert (out / "report.html").read_text(encoding="utf-8") == page
+
+
+def test_what_is_not_there_is_named_and_nothing_begins(
+    run: Run, suite: Eval, files: Path, small_folder: Path
+) -> None:
+    model = ("--model", small_folder, "--out", "out")
+    told = run("eval", "suite", *model).stderr
+    assert "The files of 13 of 19 sets are missing" in told
+    assert "github.com/ellenmellon/INSCIT" in told
+    assert "hf download nvidia/ChatRAG-Bench" in told
+    assert "Those that can be asked: --sets connected,long" in told
+    lacking = suite("chatrag/quac,chatrag/sqa", "--out", "out")
+    assert lacking.exit_code == 2
+    assert "chatrag/sqa: sqa/test.json is not in bench" in lacking.stderr
+    assert "--sets chatrag/quac" in lacking.stderr
+    unknown = suite("chatrag/squad", "--out", "out")
+    assert "There is no set 'chatrag/squad'" in unknown.stderr
+    assert not (files / "out").exists()
+
+
+def test_a_suite_goes_on_with_the_sets_that_it_lacks(suite: Eval, files: Path) -> None:
+    assert suite("connected/aliases", "--limit", "6", "--out", "out").exit_code == 0
+    before = records(files / "out" / "connected-aliases")
+    more = suite("connected/aliases,long", "--limit", "6", "--out", "out")
+    assert more.exit_code == 0, more.stderr
+    assert records(files / "out" / "connected-aliases") == before
+    assert len(records(files / "out" / "long")) == 12
+    other = suite("long", "--limit", "7", "--out", "out")
+    assert other.exit_code == 2
+    assert "other settings" in other.stderr
+
+
+def lines(out: Path) -> list[str]:
+    """All records of a suite, in the order of its folders."""
+    paths = sorted(out.glob("*/records.jsonl"))
+    return [line for path in paths for line in path.read_text().splitlines(keepends=True)]
+
+
+def test_a_suite_that_is_killed_goes_on_where_it_was(tmp_path: Path) -> None:
+    """With the shipped reader, to its end: nothing is asked twice, and it knows the answers."""
+    sets = ("connected/split-documents", "long")
+    words = [
+        *(sys.executable, "-m", "rag_windows.cli", "eval", "suite", "--model", "tiny-reader"),
+        *("--sets", ",".join(sets), "--methods", "sequential,ape", "--limit", "6"),
+        *("--max-new-tokens", "8", "--out", str(tmp_path / "out")),
+    ]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
+    child = subprocess.Popen(words, env=environment, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 500
+    while len(lines(tmp_path / "out")) < 6 and time.monotonic() < deadline:
+        assert child.poll() is None
+        time.sleep(0.02)
+    child.send_signal(signal.SIGKILL)
+    child.wait()
+    kept = [line for line in lines(tmp_path / "out") if line.endswith("\n")]
+    assert 6 <= len(kept) < 24
+    done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    found = lines(tmp_path / "out")
+    assert len(found) == 24
+    assert set(kept) <= set(found)
+    keys = [(one["key"], one["arm"]) for one in map(json.loads, found)]
+    assert len(set(keys)) == 24
+    long = json.loads((tmp_path / "out" / "long" / "scores.json").read_text())
+    assert long["missing"] == {"sequential": 0, "ape": 0}
+    # The needles are the sample corpus's, which the reader was made for.
+    for arm in long["arms"]:
+        assert arm["results"][0]["estimate"]["value"] >= 50.0
+
+
+def asked(task: Task, *answers: str) -> list[list[float]]:
+    examples = task.examples[: len(answers)]
+    made = [Record(one.key, "pcw", said) for one, said in zip(examples, answers, strict=True)]
+    return [one.values.tolist() for one in task.scores(examples, made)]
+
+
+def test_a_sentence_that_holds_the_answer_counts() -> None:
+    task = ConnectedTask.open(task="corrections")
+    right = [one.references[0].text for one in task.examples[:4]]
+    said = (f"It was {right[0].upper()}.", f"The {right[1]}", f"non{right[2]}", "")
+    contained, exact = asked(task, *said)
+    assert contained == [100.0, 100.0, 0.0, 0.0]
+    assert exact == [0.0, 100.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize("name", CONNECTED)
+def test_the_tasks_are_what_they_say(name: str) -> None:
+    task = ConnectedTask.open(task=name)
+    assert len(task.examples) == 200
+    assert {len(one.passages) for one in task.examples} == {16 if name == "many-alike" else 8}
+    assert len({(one.question, one.passages[0].text) for one in task.examples}) == 200
+    for example in task.examples:
+        answer, texts = example.references[0].text, [one.text for one in example.passages]
+        assert any(answer in text for text in texts)
+        assert all(one.title or name == "split-documents" for one in example.passages)
+    alone = [
+        any(
+            all(word in f"{one.title} {one.text}" for word in _names(example.question, texts))
+            and example.references[0].text in one.text
+            for one in example.passages
+        )
+        for example in task.examples
+        if (texts := [str(one.title) for one in example.passages])
+    ]
+    # Where passages need one another, none has both the name that is asked for and the answer.
+    if name in ("split-documents", "aliases", "joined"):
+        assert sum(alone) <= 20
+    else:
+        assert sum(alone) == 200
+
+
+def _names(question: str, titles: Sequence[str]) -> list[str]:
+    return [title for title in titles if title in question]
+
+
+class Letters:
+    """Embeds a text as how often it has each letter."""
+
+    name, dimension, asked = "letters", 26, 0
+
+    def embed(self, texts: Sequence[str], *, query: bool, progress: Any = None) -> Any:
+        import numpy as np
+
+        self.asked += 0 if query else len(texts)
+        rows = [[text.lower().count(chr(97 + n)) for n in range(26)] for text in texts]
+        return np.array(rows, dtype=np.float32)
+
+
+def test_an_embedder_ranks_each_questions_own_passages(tmp_path: Path) -> None:
+    passages = tuple(Passage(text, id=text) for text in ("aaaa", "bbb", "ccccc", "ab"))
+
+    def example(key: str, question: str, *own: Passage) -> Example:
+        asked = ({"role": "user", "content": question},)
+        return Example(key, asked, (Reference("a"),), key, passages=own)
+
+    class Plain(Task):
+        def scores(self, examples: Any, records: Any) -> Any:
+            raise NotImplementedError
+
+    examples = [example("1", "b", *passages), example("2", "c", *passages[1:])]
+    task, letters = Plain(name="plain", examples=examples, settings={}), Letters()
+    ranking = Search("dense", 2, letters).over(task, tmp_path)
+    found = [[one.id for one in ranking(one)] for one in examples]
+    assert found == [["bbb", "ab"], ["ccccc", "bbb"]]
+    assert letters.asked == 4, "what the question before had is not embedded again"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"), [(3.4, "3 seconds"), (120, "2 minutes"), (9000, "2.5 hours")]
+)
+def test_times_are_told_as_people_do(seconds: float, words: str) -> None:
+    assert duration(seconds) == words
+
+
+def test_arms_of_all_methods_are_all() -> None:
+    from rag_windows.cli.evaluation.app import SuiteOptions
+    from rag_windows.cli.evaluation.running import compared
+    from rag_windows.methods.registry import method_rows
+
+    found = [arm.label for arm in compared(SuiteOptions(), [None])]
+    assert found[0] == "sequential"
+    assert sorted(found) == sorted(row["name"] for row in method_rows())
+    assert all(isinstance(arm, Arm) for arm in compared(SuiteOptions(methods="pcw"), [None]))
