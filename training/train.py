@@ -10,7 +10,8 @@ all four stay frozen; without it such a model stays blind to names for hours.
 
 The curriculum is the order of training: what a batch may be made of, how often, and when a level is
 passed. The reader: more passages first, then harder names, pronouns and follow-ups. The learner
-goes on from the reader: in-context classification, and links between passages.
+goes on from the reader: in-context classification, and links between passages. The connector does
+so with two more layers (`--layers 6`): passages that need one another, and many that are alike.
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from transformers.utils.logging import disable_progress_bar
 
-from training.samples import Demonstrations, Recipe, draw_sample
+from training.connected import Connected
+from training.samples import Demonstrations, Recipe
+from training.tasks import AnyRecipe, draw
 from training.tokens import ANSWER, Batch, Encoder, space_twins, train_tokenizer
 
 log = logging.getLogger("training")
@@ -117,7 +120,7 @@ def _prepare(model: LlamaForCausalLM, twins: Iterable[tuple[int, int]]) -> None:
         table[spaced] = table[bare] + space + torch.randn(table.shape[1]) * TWIN_STD
 
 
-def new_reader(tokenizer: PreTrainedTokenizerFast, seed: int) -> LlamaForCausalLM:
+def new_reader(tokenizer: PreTrainedTokenizerFast, seed: int, layers: int = 4) -> LlamaForCausalLM:
     """An untrained reader, fp32, reproducible from the seed, its positional heads frozen.
 
     A Llama with biases on query, key, value and output, and tied embeddings.
@@ -132,7 +135,7 @@ def new_reader(tokenizer: PreTrainedTokenizerFast, seed: int) -> LlamaForCausalL
         vocab_size=len(tokenizer),
         hidden_size=128,
         intermediate_size=384,
-        num_hidden_layers=4,
+        num_hidden_layers=layers,
         num_attention_heads=HEADS,
         head_dim=HEAD_SIZE,
         max_position_embeddings=8192,
@@ -151,13 +154,24 @@ def new_reader(tokenizer: PreTrainedTokenizerFast, seed: int) -> LlamaForCausalL
 
 @torch.no_grad()
 def start_from(model: LlamaForCausalLM, folder: Path) -> None:
-    """Puts the weights of a model folder into `model`, whose shapes they must have.
+    """Puts the weights of a model folder into `model`, which may have more layers behind its own.
 
-    The frozen queries and keys stay the model's own: in a shipped folder they are rounded to fp16.
+    Those begin by adding nothing. The frozen queries and keys stay the model's own: in a shipped
+    folder they are rounded to fp16.
+
+    Raises:
+        ValueError: the model has fewer layers, or other shapes.
     """
     kept = [parameter.clone() for parameter in frozen_parameters(model)]
     trained = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    model.load_state_dict(trained.state_dict())
+    shapes = {name: tensor.shape for name, tensor in model.state_dict().items()}
+    weights = trained.state_dict()
+    if any(shapes.get(name) != tensor.shape for name, tensor in weights.items()):
+        raise ValueError(f"the weights in {folder} do not fit: other shapes, or more layers")
+    model.load_state_dict(weights, strict=False)
+    for layer in model.model.layers[trained.config.num_hidden_layers :]:
+        layer.self_attn.o_proj.weight.zero_()
+        layer.mlp.down_proj.weight.zero_()
     for parameter, own in zip(frozen_parameters(model), kept, strict=True):
         parameter.copy_(own)
 
@@ -169,7 +183,7 @@ class Level:
     That is when a running mean of right answers exceeds `passed`, or after `MAX_STEPS` steps.
     """
 
-    recipe: Recipe | Demonstrations
+    recipe: AnyRecipe
     share: float
     passed: float = 0.9
 
@@ -191,6 +205,11 @@ def _wide(entities: int, questions: int, facts: int = 4) -> Recipe:
 
 def _linked(entities: int, questions: int) -> Recipe:
     return replace(_wide(entities, questions), linked=True, hops=0.6)
+
+
+def _connected(passages: int, questions: int) -> list[Connected]:
+    tasks = ("split documents", "aliases", "corrections", "joined")
+    return [Connected(one, passages, questions=questions, plain=0.15) for one in tasks]
 
 
 CURRICULA: Mapping[str, tuple[Level, ...]] = {
@@ -217,6 +236,13 @@ CURRICULA: Mapping[str, tuple[Level, ...]] = {
         Level(_linked(2, 12), 0.06),
         Level(_linked(4, 12), 0.10),
         Level(_linked(8, 16), 0.18),
+    ),
+    "connector": (
+        Level(_wide(8, 24), 0.06, 0.85),
+        Level(Recipe(16, facts=4, questions=32, kin=1.0), 0.08, 0.85),
+        *(Level(one, 0.02, 0.85) for one in _connected(2, 12)),
+        *(Level(one, 0.05, 0.85) for one in _connected(4, 16)),
+        *(Level(one, 0.145, 0.85) for one in _connected(8, 20)),
     ),
 }
 MIN_STEPS, MAX_STEPS, MEMORY = 30, 250, 0.95
@@ -281,6 +307,7 @@ class Settings:
     tokens: int = 4096
     curriculum: str = "reader"
     weights: Path | None = None
+    layers: int = 4
 
 
 def answer_loss(model: LlamaForCausalLM, batch: Batch) -> tuple[torch.Tensor, float]:
@@ -309,7 +336,7 @@ class Trainer:
 
     def __init__(self, settings: Settings, tokenizer: PreTrainedTokenizerFast) -> None:
         self.settings, self.encoder = settings, Encoder(tokenizer)
-        model = new_reader(tokenizer, settings.seed)
+        model = new_reader(tokenizer, settings.seed, settings.layers)
         if settings.weights is not None:
             start_from(model, settings.weights)
         self.model = model.to(settings.device)
@@ -329,9 +356,9 @@ class Trainer:
     def draw(self, level: int, rng: np.random.Generator) -> Batch:
         """A batch of one level with about `tokens` tokens."""
         recipe = self.curriculum.levels[level].recipe
-        first = draw_sample(rng, recipe)
+        first = draw(rng, recipe)
         count = self.settings.tokens // sum(len(ids) for ids, _ in self.encoder.parts(first))
-        samples = [first, *(draw_sample(rng, recipe) for _ in range(count - 1))]
+        samples = [first, *(draw(rng, recipe) for _ in range(count - 1))]
         batch = self.encoder.batch(samples, rng, recipe.jitter)
         return Batch(*(tensor.to(self.settings.device) for tensor in batch))
 
@@ -437,6 +464,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--curriculum", choices=list(CURRICULA), default=Settings.curriculum)
     parser.add_argument("--weights", type=Path, help="folder of a model to go on from")
+    parser.add_argument("--layers", type=int, default=Settings.layers)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     train(Settings(**vars(parser.parse_args())))

@@ -77,6 +77,17 @@ def test_what_is_exported_answers_and_is_trained_further(trainer: Trainer) -> No
     kept = zip(frozen_parameters(going_on.model), frozen_parameters(fresh), strict=True)
     assert all(torch.equal(mine, first) for mine, first in kept)
     assert going_on.train_step() > 0
+    deep = Trainer(replace(later, curriculum="connector", layers=6), TOKENIZER)
+    ids = torch.tensor([TOKENIZER("Alra was founded in 1900.")["input_ids"]])
+    with torch.no_grad():
+        expected, got = lm.model(ids).logits, deep.model(ids).logits
+    torch.testing.assert_close(got, expected, rtol=1e-3, atol=1e-3)  # more layers, the same answers
+    before = deep.model.model.layers[5].mlp.down_proj.weight.clone()
+    assert deep.train_step() > 0
+    assert not torch.equal(deep.model.model.layers[5].mlp.down_proj.weight, before)
+    export(deep.model, TOKENIZER, settings.out)
+    with pytest.raises(ValueError, match="more layers"):
+        Trainer(later, TOKENIZER)
     with torch.no_grad():
         going_on.model.model.embed_tokens.weight[0, 0] = 1e6
     with pytest.raises(ValueError, match="out of its range"):
