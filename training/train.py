@@ -283,8 +283,6 @@ class Curriculum:
 
 WEIGHTS = (0.0, 1.0, 0.7, 0.3)
 """Loss weight of each mark of `Batch.loss`: none, answer, rest of the answer, name."""
-BATCHES = 2
-"""Batches of a step; their gradients are averaged."""
 WARM_UP, DECAY_FROM = 100, 0.5
 """Steps of warm-up, and the share of all steps behind which the learning rate falls."""
 MUON_RATE, ADAM_RATE = 0.02, 2e-3
@@ -298,13 +296,17 @@ CHECKPOINT = "checkpoint.pt"
 
 @dataclass(frozen=True)
 class Settings:
-    """What a run is made of; `tokens` are those of a batch."""
+    """What a run is made of; `tokens` are those of a batch, `batches` those of a step.
+
+    The gradients of a step's batches are averaged.
+    """
 
     out: Path
     steps: int = 1800
     seed: int = 0
     device: str = "cpu"
     tokens: int = 4096
+    batches: int = 2
     curriculum: str = "reader"
     weights: Path | None = None
     layers: int = 4
@@ -374,19 +376,19 @@ class Trainer:
             for group in optimizer.param_groups:
                 group["lr"] = rate * factor
         losses, shares = [], []
-        for number in range(1, BATCHES + 1):
+        for number in range(1, settings.batches + 1):
             batch = self.draw(level, np.random.default_rng([settings.seed, self.step, number]))
             with torch.autocast(settings.device, torch.bfloat16):
                 loss, share = answer_loss(self.model, batch)
-            (loss / BATCHES).backward()
+            (loss / settings.batches).backward()
             losses.append(float(loss.detach()))
             shares.append(share)
         torch.nn.utils.clip_grad_norm_(self.trained, 1.0)
         for optimizer in self.optimizers:
             optimizer.step()
-        self.curriculum.note(level, sum(shares) / BATCHES)
+        self.curriculum.note(level, sum(shares) / settings.batches)
         self.step += 1
-        return sum(losses) / BATCHES
+        return sum(losses) / settings.batches
 
     def save(self) -> None:
         """Writes a checkpoint in place of the last one."""
@@ -465,6 +467,7 @@ def main() -> None:
     parser.add_argument("--curriculum", choices=list(CURRICULA), default=Settings.curriculum)
     parser.add_argument("--weights", type=Path, help="folder of a model to go on from")
     parser.add_argument("--layers", type=int, default=Settings.layers)
+    parser.add_argument("--batches", type=int, default=Settings.batches)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     train(Settings(**vars(parser.parse_args())))
