@@ -241,8 +241,8 @@ CURRICULA: Mapping[str, tuple[Level, ...]] = {
         Level(_wide(8, 24), 0.06, 0.85),
         Level(Recipe(16, facts=4, questions=32, kin=1.0), 0.08, 0.85),
         *(Level(one, 0.02, 0.85) for one in _connected(2, 12)),
-        *(Level(one, 0.05, 0.85) for one in _connected(4, 16)),
-        *(Level(one, 0.145, 0.85) for one in _connected(8, 20)),
+        *(Level(one, 0.05, 0.6) for one in _connected(4, 16)),
+        *(Level(one, 0.145, 0.6) for one in _connected(8, 20)),
     ),
 }
 MIN_STEPS, MAX_STEPS, MEMORY = 30, 250, 0.95
