@@ -36,10 +36,10 @@ from rag_windows.errors import (
     without_stop_iteration,
 )
 from rag_windows.generate import Decoder
-from rag_windows.guard import few_short_passages, guard_of, multi_hop
+from rag_windows.guard import Guard, few_short_passages, guard_of, multi_hop
 from rag_windows.loading import autocast_here
-from rag_windows.methods import PCW, Method, Sequential, linked, resolve
-from rag_windows.passage import Passage, with_neighbours
+from rag_windows.methods import PCW, Auto, Method, Sequential, linked, resolve
+from rag_windows.passage import Passage, WindowTokens, with_neighbours
 from rag_windows.prefill import (
     EncodedContext,
     Encoder,
@@ -280,15 +280,26 @@ class Engine:
             )
 
         method = linked(self.method_of(asked.method), asked.link_tokens, asked.link_choose)
+        chooses = isinstance(method, Auto)
         request = read_by(method)
+        windows = request.parts.windows
+        if chooses:
+            request = request.noted(_seen(windows, method))
         guard = guard_of(asked.fallback)
-        if guard is None or not request.parts.windows or not method.windowed:
+        if guard is None and chooses:
+            guard = Guard()
+        if guard is None or not windows or not method.windowed:
+            return request
+        if guard.spread is None and few_short_passages(guard, windows) is None:
             return request
         ordinary: Request | LimitError
         try:
             ordinary = read_by(Sequential())
         except LimitError as error:
             ordinary = error
+        else:
+            if chooses:
+                ordinary = ordinary.noted("auto: the passages are read in one prompt.")
         return replace(request, guard=guard, ordinary=ordinary)
 
     def _options(self, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -607,6 +618,17 @@ class Engine:
             return "cancelled"
         timed = request.options.get("max_time") is not None
         return "length" if timed or len(ids) >= request.max_new_tokens else "stop"
+
+
+def _seen(windows: Sequence[WindowTokens], method: Auto) -> str:
+    """What `Auto` made of a request's windows, in words."""
+    with_neighbours = sum(bool(one.before) for one in windows)
+    if not with_neighbours:
+        return f"auto: no passage has chunks in front of it; windows are read by {method.reader.name}."
+    return (
+        f"auto: {with_neighbours} of {len(windows)} windows were encoded in sight of the chunks in "
+        f"front of them in their documents; all are read by {method.reader.name}."
+    )
 
 
 def _check(model: PreTrainedModel, decoder: Decoder) -> None:

@@ -30,7 +30,7 @@ from rag_windows.icl.classifier import (
     score_choices,
 )
 from rag_windows.icl.scoring import Score
-from rag_windows.methods import Method
+from rag_windows.methods import Auto, Method
 from rag_windows.methods.linked import Choose, LinkTokens
 from rag_windows.passage import passages_of
 from rag_windows.prefill import EncodedContext, OnEncoded, encode_context
@@ -72,6 +72,8 @@ class WindowedLM:
         self.profile = None if profile is None else Profile.of(profile)
         if method is None:
             method = "ape" if self.profile is None else self.profile.method
+        elif method == Auto.name and self.profile is not None:
+            method = Auto(reader=self.profile.method)
         self.engine = Engine(
             model,
             tokenizer,
@@ -136,7 +138,7 @@ class WindowedLM:
             tokenizer: a tokenizer, or its name or folder, to use instead of the model's own. A
                 loaded model needs one to read text.
             method: default method, by name ("ape", "pcw", "sequential") or as an object. None takes
-                the profile's method, or "ape" without a profile.
+                the profile's method, or "ape" without a profile; "auto" reads by it.
             max_window_tokens: a longer passage is split into several windows; by default half of
                 the model's positions.
             header: "title", "none", "number", "number+title", or a function of (passage, number).

@@ -186,14 +186,14 @@ class Note:
     Attributes:
         kind: ``blank`` and ``duplicate`` passages make no window of their own; a ``split`` one
             makes several; an ``alone`` one is a later chunk of a document, to be encoded in sight
-            of its neighbours, but came without them.
-        passage: index into the passages as given.
+            of its neighbours, but came without them. ``method`` tells what `Auto` chose.
+        passage: index into the passages as given; None for ``method``.
         message: the same in words.
         of: for a duplicate, the index of the first passage that equals it.
     """
 
-    kind: Literal["blank", "duplicate", "split", "alone"]
-    passage: int
+    kind: Literal["blank", "duplicate", "split", "alone", "method"]
+    passage: int | None
     message: str
     of: int | None = None
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from itertools import accumulate
 from typing import Any, Protocol, runtime_checkable
 
@@ -14,7 +14,7 @@ from rag_windows.errors import InputError, LimitError
 from rag_windows.guard import FallbackOption, Guard
 from rag_windows.methods import Method
 from rag_windows.methods.linked import Choose, LinkTokens
-from rag_windows.passage import DOCUMENT_KEYS, Passage
+from rag_windows.passage import DOCUMENT_KEYS, Note, Passage
 from rag_windows.prefill import OnEncoded, Source, ToEncode
 from rag_windows.prompt.builder import PromptParts
 from rag_windows.prompt.conversation import Conversation
@@ -112,6 +112,12 @@ class Request:
     logprobs: LogprobRecorder | None = None
     guard: Guard | None = None
     ordinary: Request | LimitError | None = None
+
+    def noted(self, message: str) -> Request:
+        """The same with one more note, about the method."""
+        parts = self.parts
+        notes = (*parts.notes, Note("method", None, message))
+        return replace(self, parts=replace(parts, notes=notes))
 
     @property
     def sources(self) -> list[Source]:

@@ -239,6 +239,9 @@ def _notes(generation: Generation, passages: Sequence[Passage], limit: int) -> I
     if not passages:
         yield "No passage shares a word with the question, so the model answered without passages."
     for note in generation.notes:
+        if note.passage is None:
+            yield note.message
+            continue
         id_ = passages[note.passage].id
         name = f"Passage {note.passage + 1}" + ("" if id_ is None else f" ({id_})")
         if note.kind == "duplicate" and note.of is not None:

@@ -1,6 +1,7 @@
 """How windows are encoded and how the query reads them: one small class a method."""
 
 from rag_windows.methods.ape import APE as APE
+from rag_windows.methods.auto import Auto as Auto
 from rag_windows.methods.base import Alignment as Alignment
 from rag_windows.methods.base import Method as Method
 from rag_windows.methods.base import query_bias as query_bias

@@ -30,6 +30,8 @@ class Composed(Method):
         self.require("reader", isinstance(self.reader, Method), wanted)
         if not self.reader.windowed and not self.reads_sequential:
             self.refuse(f"{self.reader.name} has no windows. Use ape or pcw.")
+        if self.reader.name == "auto":
+            self.refuse("auto chooses how windows are encoded, so it has to stand first.")
         if self.name in (one.name for one in chain(self.reader)):
             raise MethodError(
                 f"{self.name} can't be combined with itself. Set its own parameters instead."

@@ -10,6 +10,7 @@ from typing import Any
 
 from rag_windows.errors import MethodError
 from rag_windows.methods.ape import APE
+from rag_windows.methods.auto import Auto
 from rag_windows.methods.base import Method
 from rag_windows.methods.codebook import Codebook
 from rag_windows.methods.composed import Composed, chain
@@ -37,6 +38,7 @@ METHODS: Mapping[str, type[Method]] = {
         Neighbours,
         Sink,
         Sequential,
+        Auto,
     )
 }
 """Every method, by the name that `resolve` and the command line take."""

@@ -191,7 +191,7 @@ class Prompt:
                     windows.append(replace(window, before=earlier[-neighbours:]))
             else:
                 windows += made
-        notes.sort(key=lambda note: note.passage)
+        notes.sort(key=lambda note: note.passage or 0)
         prefix_ids, query_ids = self.around(conversation, windows=bool(windows))
         return PromptParts(prefix_ids, tuple(windows), query_ids, tuple(notes))
 

@@ -91,7 +91,8 @@ def note(sources: Sequence[NodeWithScore] | None, response: ChatResponse) -> Non
         sources[citation["passage"]].node.metadata[ATTENTION_MASS] = citation["mass"]
     for note in response.raw.get("notes") or ():
         logger.info("%s", note["message"])
-        sources[note["passage"]].node.metadata[NOTE] = note["message"]
+        if note["passage"] is not None:
+            sources[note["passage"]].node.metadata[NOTE] = note["message"]
 
 
 class WindowOrderPostprocessor(BaseNodePostprocessor):
