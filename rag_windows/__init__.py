@@ -38,6 +38,7 @@ if TYPE_CHECKING:
         APE,
         METHODS,
         PCW,
+        Auto,
         Codebook,
         DeepThinking,
         Linked,
@@ -58,6 +59,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "APE",
+    "Auto",
     "METHODS",
     "PCW",
     "BatchRequest",

@@ -280,13 +280,12 @@ class Engine:
             )
 
         method = linked(self.method_of(asked.method), asked.link_tokens, asked.link_choose)
-        chooses = isinstance(method, Auto)
         request = read_by(method)
         windows = request.parts.windows
-        if chooses:
+        if isinstance(method, Auto):
             request = request.noted(_seen(windows, method))
         guard = guard_of(asked.fallback)
-        if guard is None and chooses:
+        if guard is None and isinstance(method, Auto):
             guard = Guard()
         if guard is None or not windows or not method.windowed:
             return request
@@ -298,7 +297,7 @@ class Engine:
         except LimitError as error:
             ordinary = error
         else:
-            if chooses:
+            if isinstance(method, Auto):
                 ordinary = ordinary.noted("auto: the passages are read in one prompt.")
         return replace(request, guard=guard, ordinary=ordinary)
 
@@ -622,12 +621,12 @@ class Engine:
 
 def _seen(windows: Sequence[WindowTokens], method: Auto) -> str:
     """What `Auto` made of a request's windows, in words."""
-    with_neighbours = sum(bool(one.before) for one in windows)
-    if not with_neighbours:
-        return f"auto: no passage has chunks in front of it; windows are read by {method.reader.name}."
+    count, reader = sum(bool(one.before) for one in windows), method.reader.name
+    if not count:
+        return f"auto: no passage has chunks in front of it; windows are read by {reader}."
     return (
-        f"auto: {with_neighbours} of {len(windows)} windows were encoded in sight of the chunks in "
-        f"front of them in their documents; all are read by {method.reader.name}."
+        f"auto: {count} of {len(windows)} windows were encoded in sight of the chunks in front of "
+        f"them in their documents; all are read by {reader}."
     )
 
 

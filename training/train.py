@@ -32,7 +32,7 @@ from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from transformers.utils.logging import disable_progress_bar
 
-from training.connected import Connected
+from training.connected import Connected, Task
 from training.samples import Demonstrations, Recipe
 from training.tasks import AnyRecipe, draw
 from training.tokens import ANSWER, Batch, Encoder, space_twins, train_tokenizer
@@ -208,7 +208,7 @@ def _linked(entities: int, questions: int) -> Recipe:
 
 
 def _connected(passages: int, questions: int) -> list[Connected]:
-    tasks = ("split documents", "aliases", "corrections", "joined")
+    tasks: tuple[Task, ...] = ("split documents", "aliases", "corrections", "joined")
     return [Connected(one, passages, questions=questions, plain=0.15) for one in tasks]
 
 

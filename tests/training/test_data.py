@@ -17,8 +17,8 @@ from rag_windows.evaluation.connected import FILE
 from rag_windows.prompt.builder import Prompt
 from rag_windows.samples import samples_path
 from training.questions import rows
-from training.samples import Sample, Turn, draw_sample
-from training.tasks import TASKS, draw_case
+from training.samples import Sample, Turn
+from training.tasks import TASKS, draw, draw_case
 from training.tokens import ANSWER, Encoder, train_tokenizer, words
 from training.train import CURRICULA, Settings, Trainer
 from training.world import KINDS, NOT_STATED
@@ -46,7 +46,7 @@ def test_the_shipped_models_curricula_are_drawn_again(
         rng = np.random.default_rng([0, number])
         for _ in range(20):
             for split in ("train", "held-out"):
-                sample = draw_sample(rng, level.recipe, split)
+                sample = draw(rng, level.recipe, split)
                 turns = [list(dataclasses.astuple(turn)) for turn in sample.turns]
                 passages = [list(passage) for passage in sample.passages]
                 plain = [passages, turns, sample.system, sample.before]
