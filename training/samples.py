@@ -181,14 +181,19 @@ def draw_kind(
     if always is not None:
         relations.append(always)
     entities: list[Entity] = []
+    in_vain = 0
     while len(entities) < count:
         like = pick(rng, entities) if entities and rng.random() < recipe.kin else None
+        if in_vain > 100:  # all held-out names that share a word with one of these are taken
+            like = None
         first, second = draw_name(rng, kind, split, like)
         shared = any({first, second} & {one.first, one.second} for one in entities)
         same = any((first, second) == (one.first, one.second) for one in entities)
         # Short word lists run out of names without a common word: then any new name will do.
         if same or (shared and like is None and rng.random() < 0.9):
+            in_vain += 1
             continue
+        in_vain = 0
         kept = [r for r in relations if rng.random() >= recipe.missing] or [pick(rng, relations)]
         facts_of = {r: kind.relations[r].draw_value(rng, split) for r in kept}
         entities.append(Entity(kind, first, second, facts_of))

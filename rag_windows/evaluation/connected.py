@@ -8,6 +8,7 @@ of the document that each passage is a part of.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Self
 
@@ -17,7 +18,7 @@ from rag_windows.errors import InputError
 from rag_windows.evaluation.chatrag import chatrag_words, contains
 from rag_windows.evaluation.files import read, shown
 from rag_windows.evaluation.task import Example, Record, Reference, Score, Task
-from rag_windows.passage import Passage
+from rag_windows.passage import Passage, with_neighbours
 from rag_windows.samples import samples_path
 
 FILE = "connected.jsonl.xz"
@@ -50,6 +51,16 @@ class _Row(BaseModel):
     documents: list[int]
 
 
+def _passages(key: str, row: _Row) -> list[Passage]:
+    places, made = Counter[int](), list[Passage]()
+    documents = row.documents or range(len(row.passages))
+    for (title, text), document in zip(row.passages, documents, strict=True):
+        name, place = f"{key}/{len(made) + 1}", places[document]
+        made.append(Passage(text, name, title, document=f"{key}, {document}", index=place))
+        places[document] += 1
+    return with_neighbours(made)
+
+
 class ConnectedTask(Task):
     """One of `CONNECTED`, ready to be asked. Every question has passages of its own."""
 
@@ -70,12 +81,7 @@ class ConnectedTask(Task):
                         messages=({"role": "user", "content": row.question},),
                         references=(Reference(row.answer),),
                         group=key,
-                        passages=tuple(
-                            Passage(text, f"{key}/{number}", title, metadata={"document": document})
-                            for number, ((title, text), document) in enumerate(
-                                zip(row.passages, row.documents, strict=True), start=1
-                            )
-                        ),
+                        passages=tuple(_passages(key, row)),
                     )
                 )
         settings = {"task": task, "data": source.stamp}

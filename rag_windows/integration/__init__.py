@@ -278,7 +278,7 @@ def keep_neighbours(documents: Iterable[Any], most: int = NEIGHBOURS) -> list[An
         node = getattr(document, "node", document)
         if not hasattr(node, "model_copy"):
             raise InputError(
-                f"{type(node).__name__} is no document of LangChain and no node of LlamaIndex. "
+                f"{type(node).__name__} is neither LangChain's document nor LlamaIndex's node. "
                 "For passages, use with_neighbours()."
             )
         changes: dict[str, Any] = {"metadata": {**node.metadata, **chunk_metadata(passage)}}

@@ -124,3 +124,14 @@ def test_the_shipped_questions_are_those_that_the_generators_draw() -> None:
     """`python -m training.questions` writes them again after a change."""
     text = lzma.decompress((samples_path() / FILE).read_bytes()).decode("ascii")
     assert [json.loads(line) for line in text.splitlines()] == list(rows())
+
+
+@pytest.mark.parametrize("passages", [16, 64])
+@pytest.mark.parametrize("seed", range(8))
+def test_many_alike_can_be_drawn_where_names_run_out(passages: int, seed: int) -> None:
+    case = draw_case(np.random.default_rng([seed, passages]), "many alike", passages)
+    names = [title for title, _ in case.passages if title is not None]
+    assert len(set(names)) == passages
+    words = [set(name.split()) for name in names]
+    alike = [any(one & other for other in words if other is not one) for one in words]
+    assert sum(alike) > 0.9 * passages
