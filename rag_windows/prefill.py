@@ -22,11 +22,12 @@ from rag_windows.attention.layers import (
 from rag_windows.attention.layout import AllCaptured, Capture, TextsLayout, use_layout
 from rag_windows.attention.twin import Twin
 from rag_windows.errors import GenerationError, InputError
-from rag_windows.kv import Members, RowsCache, Shelf, Window, Windows
+from rag_windows.kv import Members, Shelf, Window, Windows
 from rag_windows.loading import input_device
 from rag_windows.methods import DeepThinking, Method, Sequential
 from rag_windows.methods.base import waits_for_query, window_starts
 from rag_windows.steps.recompute import check_room, recompute, refine
+from rag_windows.steps.rows_cache import RowsCache
 
 
 def chunks(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:

@@ -399,7 +399,7 @@ def public_names() -> set[str]:
     packages = (
         *("rag_windows", "rag_windows_retrievers", "langchain_rag_windows", "lm_eval_rag_windows"),
         *("llama_index.llms.rag_windows", "llama_index.retrievers.rag_windows"),
-        "rag_windows.integration",
+        *("rag_windows.integration", "rag_windows.interchange", "vllm_rag_windows"),
     )
     return {
         f"{package}.{name}"

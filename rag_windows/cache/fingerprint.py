@@ -24,7 +24,7 @@ from transformers import PreTrainedModel
 
 from rag_windows.attention.native.linear import class_of_viewed
 from rag_windows.attention.twin import Twin
-from rag_windows.cache.keys import fields
+from rag_windows.cache.keys import NO_TOKENIZER, fields
 from rag_windows.loading import input_device, layer_devices
 from rag_windows.prefill import Encoder
 from rag_windows.threads import Lock
@@ -92,9 +92,6 @@ def _is_plain(value: Any) -> bool:
 
 def _sha256(*parts: bytes) -> bytes:
     return hashlib.sha256(fields(*parts)).digest()
-
-
-NO_TOKENIZER = hashlib.sha256(b"token ids only").digest()
 
 
 class TokenizerIdentity:

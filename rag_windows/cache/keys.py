@@ -13,6 +13,9 @@ from rag_windows.errors import CacheError, InputError
 FORMAT_VERSION = 2
 """Raised when what an entry means changes; older entries are then never found again."""
 
+NO_TOKENIZER = hashlib.sha256(b"token ids only").digest()
+"""Stands for the tokenizer's fingerprint where there is none."""
+
 _KEY = re.compile(r"[0-9a-f]{64}")
 
 

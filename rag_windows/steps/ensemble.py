@@ -13,8 +13,9 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from rag_windows.attention.layout import PromptLayout, WeightRecorder, current_layout, use_layout
 from rag_windows.errors import RagWindowsError
-from rag_windows.kv import Members, RowsCache
+from rag_windows.kv import Members
 from rag_windows.methods import ParallelEnsemble
+from rag_windows.steps.rows_cache import RowsCache
 
 MAX_ROW_TOKENS = 8192
 """Tokens of all rows together that one forward pass holds at most, one a row at least."""
