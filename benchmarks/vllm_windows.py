@@ -1,9 +1,10 @@
 """vLLM's own prefix caching beside windows by the connector, on passages in random order.
 
 Run in an environment with vLLM and the connector, which `make bench-vllm` makes. One engine answers
-all questions, in turn, so that what else the machine does meets each way alike. Only ratios mean
-anything elsewhere. ``sequential`` are ordinary prompts with prefix caching on; ``windows`` were
-encoded before; ``cold`` reads passages that are new and encodes them first.
+all questions, in turn, so that what else the machine does meets each way alike; in brackets stand
+ratios of this process's own processor time. Only ratios mean anything elsewhere. ``sequential`` are
+ordinary prompts with prefix caching on; ``windows`` were encoded before; ``cold`` reads passages
+that are new and encodes them first.
 """
 
 from __future__ import annotations
@@ -102,11 +103,26 @@ class Bench:
         self.windows(fresh, tokens)
 
 
-def seconds(call: Callable[..., None], *given: Any) -> float:
+Seconds = tuple[float, float]
+"""By the wall clock, and of the processor's time in this process."""
+
+
+def seconds(call: Callable[..., None], *given: Any) -> Seconds:
     """What a call takes."""
-    begun = time.perf_counter()
+    begun, used = time.perf_counter(), time.process_time()
     call(*given)
-    return time.perf_counter() - begun
+    return time.perf_counter() - begun, time.process_time() - used
+
+
+def medians(taken: Sequence[Seconds]) -> Seconds:
+    """Of both times, apart."""
+    wall, used = zip(*taken, strict=True)
+    return statistics.median(wall), statistics.median(used)
+
+
+def beside(base: Seconds, taken: Seconds) -> str:
+    """How many times as fast, by either time."""
+    return f"{base[0] / taken[0]:.2f} ({base[1] / taken[1]:.2f})"
 
 
 def main() -> None:
@@ -143,11 +159,11 @@ def main() -> None:
         bench = Bench(llm, asked.passages, asked.tokens)
         bench.encode()
         ways = (bench.sequential, bench.windows, bench.cold)
-        print("| passages | way | first token, ms | beside sequential | questions/s | beside |")
+        print("| passages | way | first token, ms | times as fast | questions/s | times as many |")
         print("|---|---|---|---|---|---|")
         for top_k in asked.top_k:
-            first: dict[str, list[float]] = {way.__name__: [] for way in ways}
-            whole: dict[str, list[float]] = {way.__name__: [] for way in ways}
+            first: dict[str, list[Seconds]] = {way.__name__: [] for way in ways}
+            whole: dict[str, list[Seconds]] = {way.__name__: [] for way in ways}
             for warm_up in (True, *(False for _ in range(asked.rounds))):
                 # In turn: sequential prompts find in vLLM's cache what those before have left.
                 for way in ways:
@@ -159,13 +175,13 @@ def main() -> None:
                     if not warm_up:
                         first[way.__name__].append(took[0])
                         whole[way.__name__].append(took[1])
-            base = statistics.median(first["sequential"]), statistics.median(whole["sequential"])
+            base = medians(first["sequential"]), medians(whole["sequential"])
             for way in ways:
-                name = way.__name__
-                one_s, all_s = statistics.median(first[name]), statistics.median(whole[name])
+                one, all_of_them = medians(first[way.__name__]), medians(whole[way.__name__])
                 print(
-                    f"| {top_k} x {asked.tokens} | {name} | {one_s * 1000:.0f} | "
-                    f"{base[0] / one_s:.2f} | {asked.batch / all_s:.2f} | {base[1] / all_s:.2f} |",
+                    f"| {top_k} x {asked.tokens} | {way.__name__} | {one[0] * 1000:.0f} | "
+                    f"{beside(base[0], one)} | {asked.batch / all_of_them[0]:.2f} | "
+                    f"{beside(base[1], all_of_them)} |",
                     flush=True,
                 )
 

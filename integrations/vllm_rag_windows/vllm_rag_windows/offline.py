@@ -73,8 +73,9 @@ class OfflineWindows:
             if len(answers) == len(asked):
                 return [answers[number] for number in range(len(asked))]
         raise GenerationError(
-            f"vLLM ended {len(asked) - len(answers)} of {len(asked)} questions with an error. Its "
-            "log says why; too little memory for the entries of one question is the usual reason."
+            f"In vLLM {len(asked) - len(answers)} of {len(asked)} questions ended with an error. "
+            "The log of vLLM says why. Where it names missing windows, raise 'recent' until the "
+            "entries of one question fit in."
         )
 
     def _encode(self, requests: Sequence[TokenRequest]) -> None:

@@ -129,7 +129,7 @@ def check_cache_salt(salt: str | None) -> None:
     """
     if salt is None or _SALT.fullmatch(salt) is None:
         raise InputError(
-            "vLLM's prefix cache is on, so a request that reads windows needs a cache_salt of its "
-            "own: vllm_rag_windows.new_cache_salt() makes one. Or start vLLM with "
+            "With vLLM's prefix caching on, a request that reads windows needs a cache_salt of its "
+            "own. Make one by vllm_rag_windows.new_cache_salt(), or start vLLM with "
             "--no-enable-prefix-caching."
         )
