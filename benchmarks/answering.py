@@ -20,10 +20,11 @@ from rag_windows.attention.layout import use_layout
 from rag_windows.batching.loop import SharedEncoder
 from rag_windows.batching.rows import BatchLayout, FedRow, Plan, RowCaches
 from rag_windows.engine import Engine
+from rag_windows.errors import LimitError
 from rag_windows.generate import Decoder
 from rag_windows.kv import Windows
 from rag_windows.loading import input_device
-from rag_windows.methods import Method
+from rag_windows.methods import Auto, Method
 from rag_windows.prefill import EncodedContext
 from rag_windows.request import Request
 
@@ -37,14 +38,19 @@ Asked = tuple[Sequence[Mapping[str, str]], Sequence[Passage]]
 def requests(engine: Engine, asked: Asked, methods: Sequence[Method]) -> list[Request]:
     """The question for each method; those that encode alike share what is tokenized."""
     made: dict[Hashable, Request] = {}
+    found = []
     for one in methods:
-        key = one.windowed, one.encoding
+        key = one.windowed, one.encoding, one.name == Auto.name
         if key not in made:
             messages, passages = asked
             made[key] = engine.request(
                 list(messages), passages, method=one, max_new_tokens=MAX_NEW_TOKENS
             )
-    return [replace(made[one.windowed, one.encoding], method=one) for one in methods]
+        ordinary = made[key].ordinary  # of few short passages, which `Auto` reads in one prompt
+        if isinstance(ordinary, LimitError):
+            raise ordinary
+        found.append(ordinary or replace(made[key], method=one))
+    return found
 
 
 @torch.no_grad()
@@ -168,11 +174,11 @@ class Answerer:
         lm = self.lm.with_cache(PassageCache("1GiB"))
         longest = max((one.text for one in passages), key=len)
         other = Passage(f"{longest} {longest}", title="Another one", score=0.0)
-        request = lm.engine.request(list(messages), [other, *reversed(passages)], method=method)
+        (request,) = requests(lm.engine, (messages, [other, *reversed(passages)]), [method])
         lm.engine.encode(request)
-        request = lm.engine.request(list(messages), passages, method=method)
+        (request,) = requests(lm.engine, asked, [method])
         kept = lm.engine.encode(request)
-        same = lm.engine.encode(request)
+        same = lm.engine.decoder.for_query(lm.engine.encode(request), request.parts.query_ids)
         tokens = len(request.parts.prefix_ids) + same.window_tokens
         share = (tokens - same.cached_tokens) / same.window_tokens
         return share, kept.cached_windows == len(same.lengths)

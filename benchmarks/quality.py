@@ -18,6 +18,7 @@ import functools
 import json
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from dataclasses import dataclass, replace
@@ -30,7 +31,7 @@ import torch
 
 from benchmarks.answering import Answerer, Asked
 from benchmarks.quality_tables import BASE, Cell, Figures
-from rag_windows import Passage, WindowedLM
+from rag_windows import Passage, WindowedLM, with_neighbours
 from rag_windows.evaluation.files import add_lines, cut_torn, read_lines, write_whole
 from rag_windows.methods import Method, resolve
 from rag_windows.methods.registry import describe
@@ -85,9 +86,15 @@ ROWS = {
     "codebook, 8 by mean": Row("codebook:retrieve=8,fusion=mean"),
     "linked 15%, first": Row("linked:tokens=0.15,choose=first"),
     "linked 15%, deviation": Row("linked:tokens=0.15,choose=deviation"),
+    "linked 15%, query": Row("linked:tokens=0.15,choose=query"),
+    "neighbours": Row("neighbours"),
+    "neighbours + ape": Row("neighbours+ape"),
+    "sink": Row("sink:tokens=4"),
+    "sink + linked 15% + ape": Row("sink+linked:tokens=0.15,choose=deviation+ape"),
+    "auto": Row("auto"),
     "pcw, no header": Row("pcw", header="none"),
     "pcw, numbered titles": Row("pcw", header="number+title"),
-    "pcw, document's title": Row("pcw", header="document", tasks=("split documents",)),
+    "pcw, title and place": Row("pcw", header="context", tasks=("split documents",)),
     **{
         f"ape, T={t} S={s}": Row(f"ape:temperature={t},scale={s}", tasks=MANY)
         for t in (0.5, 0.7, 0.9, 1.1)
@@ -168,7 +175,7 @@ def method_of(label: str, passages: int, chosen: Mapping[str, Any] | None = None
     return resolve(chosen or ROWS[label].method.format(further=passages - 1))
 
 
-def scored(case: Case, header: str = "title") -> list[Passage]:
+def scored(case: Case) -> list[Passage]:
     """The passages with BM25 scores of what the user said; 0 where no word is shared."""
     passages = [
         Passage(text, title=title, id=str(number))
@@ -178,24 +185,19 @@ def scored(case: Case, header: str = "title") -> list[Passage]:
     found = BM25Retriever(passages).retrieve(said, k=len(passages))
     scores = {one.id: one.score for one in found}
     passages = [replace(one, score=scores.get(one.id) or 0.0) for one in passages]
-    return with_documents(case, passages, header)
+    return with_documents(case, passages)
 
 
-def with_documents(case: Case, passages: Sequence[Passage], header: str) -> list[Passage]:
-    """The passages with what is known of the documents that they are chunks of."""
-    titles: dict[int, str | None] = {}
-    parts: dict[int, int] = {}
+def with_documents(case: Case, passages: Sequence[Passage]) -> list[Passage]:
+    """The passages with their places in the documents that they are chunks of, if they are."""
+    titles: dict[int, str] = {}
+    places = Counter[int]()
     made = []
     for number, passage in zip(case.documents, passages, strict=False):
-        place = parts[number] = parts.get(number, -1) + 1
-        title = titles.setdefault(number, passage.title)
-        if header == "document" and place:
-            passage = replace(passage, title=f"{title}, part {place + 1}")
-        if "document" in Passage.__dataclass_fields__:
-            where: dict[str, Any] = {"document": str(number), "index": place}
-            passage = replace(passage, **where)
-        made.append(passage)
-    return made or list(passages)
+        title = titles.setdefault(number, passage.title or f"Document {number + 1}")
+        made.append(replace(passage, document=title, index=places[number]))
+        places[number] += 1
+    return with_neighbours(made) if made else list(passages)
 
 
 def ask(job: Job) -> list[dict[str, Any]]:
@@ -206,11 +208,11 @@ def ask(job: Job) -> list[dict[str, Any]]:
     for header in dict.fromkeys(ROWS[label].header for label in job.labels):
         labels = [label for label in job.labels if ROWS[label].header == header]
         methods = [method_of(label, passages, job.chosen.get(label)) for label in labels]
-        asking = answerer(model, "title" if header == "document" else header)
+        asking = answerer(model, header)
         marks = {label: {"right": "", "written": "", "cited": ""} for label in labels}
         again: dict[str, list[tuple[float, bool]]] = {label: [] for label in labels}
         for number, case in enumerate(drawn):
-            asked: Asked = (case.messages, scored(case, header))
+            asked: Asked = (case.messages, scored(case))
             right = asking.right(asked, case.answer, methods)
             written: Sequence[tuple[str, int | None] | None] = [None] * len(labels)
             if number < job.written:
@@ -248,9 +250,9 @@ def choose(place: Place, label: str) -> dict[str, Any]:
     """A line with what calibration chooses for a row, on questions that are not asked."""
     model, _, passages = place
     row = ROWS[label]
-    asking = answerer(model, "title" if row.header == "document" else row.header)
+    asking = answerer(model, row.header)
     examples = [
-        {"query": list(case.messages), "passages": scored(case, row.header), "answer": case.answer}
+        {"query": list(case.messages), "passages": scored(case), "answer": case.answer}
         for case in cases(place, 0, CALIBRATION, seed=2)
     ]
     profile = asking.lm.calibrate(examples, method=method_of(label, passages))

@@ -6,7 +6,6 @@ import json
 import re
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -111,6 +110,9 @@ def test_extra_prefill_is_what_a_second_question_has_to_encode() -> None:
     assert found["structured-prompting"] == (0.0, False)
     assert 0.1 < found["linked 15%, first"][0] < 0.2
     assert not found["linked 15%, first"][1]
+    assert 0.1 < found["linked 15%, query"][0] < 0.2
+    assert found["neighbours"] == found["sink"] == (0.0, True)
+    assert found["auto"] == (1.0, False)  # few short passages are read in one prompt
 
 
 def test_a_row_is_calibrated_on_questions_that_are_not_asked(
@@ -135,17 +137,19 @@ def test_a_row_is_calibrated_on_questions_that_are_not_asked(
 def test_every_row_is_a_method_and_names_a_header() -> None:
     for label, row in quality.ROWS.items():
         assert quality.method_of(label, 2).name in row.method
-        asking = quality.answerer(MODEL, "title" if row.header == "document" else row.header)
+        asking = quality.answerer(MODEL, row.header)
         assert asking.lm.model is quality.loaded(MODEL).model
 
 
-def test_chunks_of_a_document_are_titled_like_its_first_one() -> None:
+def test_chunks_of_a_document_have_their_places_and_neighbours() -> None:
     case = draw_case(np.random.default_rng(1), "split documents", 4)
-    titles: dict[int, Any] = {}
-    for number, one in zip(case.documents, quality.scored(case, "document"), strict=True):
-        assert one.title is not None
-        assert one.title.partition(", part ")[0] == titles.setdefault(number, one.title)
-    assert [one.title for one in quality.scored(case)] == [title for title, _ in case.passages]
+    made = quality.scored(case)
+    assert [one.title for one in made] == [title for title, _ in case.passages]
+    for number, one in enumerate(made):
+        same = [i for i in range(number) if case.documents[i] == case.documents[number]]
+        assert one.index == len(same)
+        assert one.before == tuple(case.passages[i][1] for i in same)
+        assert one.document == case.passages[(*same, number)[0]][0]
     plain = replace(case, documents=())
     assert quality.scored(plain)[0] == Passage(
         plain.passages[0][1],
