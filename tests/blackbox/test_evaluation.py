@@ -157,7 +157,7 @@ def test_the_summary_has_its_fields(inscit: Eval) -> None:
     arm = told["arms"][2]
     assert list(arm) == [
         *("name", "label", "top_k", "results", "kinds", "retrieval", "counters", "times"),
-        *("cold_s", "warm_s"),
+        *("cold_s", "warm_s", "timed"),
     ]
     assert list(arm["counters"]) == [
         *("windows_encoded", "windows_reused", "prompt_tokens", "cached_tokens"),

@@ -127,8 +127,8 @@ def test_another_offset_misses(
     make().run()
     original = keys.KeyScope.window_key
 
-    def moved(self: keys.KeyScope, ids: Any, start: int) -> str:
-        return original(self, ids, start + 1)
+    def moved(self: keys.KeyScope, ids: Any, start: int, before: Any = ()) -> str:
+        return original(self, ids, start + 1, before)
 
     monkeypatch.setattr(keys.KeyScope, "window_key", moved)
     stats = make().run()
