@@ -21,6 +21,7 @@ from rag_windows.threads import Lock, in_children
 logger = logging.getLogger(__name__)
 
 AT_ONCE, _MOST_THREADS = 16, 256  # calls of one request; of all, those included that hang
+_FOLDERS = 10  # times that a folder is made anew for a file, as others remove it meanwhile
 _STRIKES = 3  # requests in a row that the store failed, before it is left alone
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0
 
@@ -155,14 +156,24 @@ class Remote:
             self.system.pipe_file(path, data)
             return
         writing = f"{path}.{secrets.token_hex(8)}.tmp"
-        self.system.makedirs(posixpath.dirname(path), exist_ok=True)
         try:
-            self.system.pipe_file(writing, data)
+            self._begin_file(writing, data)
             self.system.mv(writing, path)
         except BaseException:
             with contextlib.suppress(Exception):
                 self.system.rm_file(writing)
             raise
+
+    def _begin_file(self, path: str, data: bytes) -> None:
+        """Write a file into a folder that others may remove at any time while it is empty."""
+        for left in reversed(range(_FOLDERS)):
+            try:
+                self.system.makedirs(posixpath.dirname(path), exist_ok=True)
+                self.system.pipe_file(path, data)
+                return
+            except (FileExistsError, FileNotFoundError):
+                if not left:
+                    raise
 
     def delete(self, paths: Sequence[str]) -> None:
         """Delete objects, those that are gone already included."""

@@ -211,6 +211,19 @@ def mixed_operations(folder: Path, seed: int) -> None:
     assert stats.quarantined == stats.failed == stats.late == 0
 
 
+def one_folder(folder: Path, seed: int) -> None:
+    """Puts and removes the one entry of a folder, which so is made and removed all the time."""
+    tier = SharedTier(str(folder))
+    for _ in range(OPERATIONS):
+        assert tier.put(key_of(1), labelled(1))
+        tier.remove([key_of(1)])
+
+
+def test_a_folder_that_others_remove_is_made_again(tmp_path: Path) -> None:
+    children = [in_child(partial(one_folder, tmp_path, seed)) for seed in range(4)]
+    assert [end_of(child) for child in children] == [0] * 4
+
+
 def endless_operations(folder: Path, seed: int) -> None:
     while True:
         mixed_operations(folder, seed)
