@@ -132,6 +132,8 @@ class Decoder:
         if context.method.selection is not None:
             return select(context.method.selection, context, query_ids, self.runner)
         layout = cast(AttentionLayout, self.layout(context, kind=AttentionLayout))
+        plan = context.method.recompute
+        layout.last = plan is not None and plan.choose == "last"
         check_tables(self._table_limit, context.query_start + len(query_ids))
         return encode_again_for(context, query_ids, self.runner, layout)
 

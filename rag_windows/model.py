@@ -241,7 +241,7 @@ class WindowedLM:
                 number (int), a share of the window (float), or "all", which equals sequential
                 reading; see `Linked`.
             link_choose: which tokens: the "first" ones, those with the largest "deviation", or
-                those to which the "query" attends most, which reads it twice.
+                those to which the "query" or its "last" token attends most, which reads it twice.
             fallback: "sequential" or a `Guard`: where windows are likely to answer worse, the
                 passages are read one after the other, and ``Generation.fallback`` says why.
             generate_kwargs: any option of ``transformers`` generate: do_sample, temperature,

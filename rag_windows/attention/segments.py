@@ -385,13 +385,13 @@ def read(
     return mixed, Weights(made, shares if sinks is None else _softmax(table, None))
 
 
-def weights_of_keys(weights: Weights, asked: Queries, role: Role) -> torch.Tensor:
+def weights_of_keys(weights: Weights, asked: Queries, role: Role, first: int = 0) -> torch.Tensor:
     """The attention weights that each key of a role's segment gets in a layer.
 
     There is one such segment, read by all tokens of the pass.
 
     Returns:
-        (keys,) fp32 (fp64 for fp64): summed over heads and tokens.
+        (keys,) fp32 (fp64 for fp64): summed over heads and over the tokens from ``first`` on.
     """
     by_role = weights.shares.split([one.results.columns for one in weights.attended])
     found = zip(weights.attended, by_role, strict=True)
@@ -409,7 +409,7 @@ def weights_of_keys(weights: Weights, asked: Queries, role: Role) -> torch.Tenso
         one.transpose(0, 1).unflatten(0, (len(keys), -1)).unsqueeze(-1) for one in (shares, own.lse)
     )
     seen = total.new_zeros(keys.shape[1])
-    for at in range(0, len(query), step := max(1, MAX_MASK // (query.shape[1] * len(seen)))):
+    for at in range(first, len(query), step := max(1, MAX_MASK // (query.shape[1] * len(seen)))):
         rows = slice(at, at + step)
         logits = grouped[:, :, rows] @ keys.unsqueeze(1).mT * asked.scale
         if asked.softcap is not None:

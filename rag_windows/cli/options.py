@@ -79,11 +79,11 @@ Model = Annotated[
 ]
 LinkTokens = Annotated[Any, option("K", _LINKED, parser=_link_tokens)]
 LinkChoose = Annotated[
-    Literal["first", "deviation", "query"],
+    Literal["first", "deviation", "query", "last"],
     option(
         None,
-        "Which of them: the first, those whose keys change most, or those to which the question "
-        "attends most.",
+        "Which of them: the first, those whose keys change most, or those to which the question, "
+        "or its last token, attends most.",
     ),
 ]
 PassageWords = Annotated[int, count("Approximate length of a passage in words.")]

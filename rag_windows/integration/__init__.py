@@ -157,7 +157,7 @@ class ModelOptions(BaseModel):
         link_tokens: tokens of each window to encode again with the other windows in view: a number
             (int), a share (float), or "all"; see `rag_windows.Linked`.
         link_choose: which tokens: the "first" ones, those with the largest "deviation", or those to
-            which the "query" attends most, which reads it twice.
+            which the "query" or its "last" token attends most, which reads it twice.
         fallback: "sequential" or a `rag_windows.Guard`: where windows are likely to answer worse,
             passages are read one after the other, and the answer's ``fallback`` says so.
         max_window_tokens: a longer passage becomes several windows.

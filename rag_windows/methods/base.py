@@ -156,7 +156,7 @@ class Method:
 def waits_for_query(method: Method) -> bool:
     """Whether a step of a method has to know the query, after the windows are encoded."""
     again = method.recompute
-    return method.selection is not None or (again is not None and again.choose == "query")
+    return method.selection is not None or (again is not None and again.choose in ("query", "last"))
 
 
 def query_bias(method: Method, windows: int) -> float:

@@ -10,7 +10,7 @@ from typing import ClassVar, Literal
 from rag_windows.methods.base import Alignment, Method, whole
 from rag_windows.methods.composed import Composed
 
-Choose = Literal["first", "deviation", "query"]
+Choose = Literal["first", "deviation", "query", "last"]
 LinkTokens = int | float | Literal["all"]
 
 
@@ -40,7 +40,8 @@ class Linked(Composed):
             https://arxiv.org/abs/2602.02579): as many in all, to which the query pays most
             attention when it reads the windows as they were encoded; see
             `rag_windows.steps.query_attention`. So the query is read twice, and each question
-            over the same windows encodes tokens of its own again.
+            over the same windows encodes tokens of its own again. "last" is ours: as "query", but
+            the attention of the query's last token alone counts, which writes the answer.
     """
 
     tokens: LinkTokens = 0.15

@@ -99,7 +99,7 @@ class Body(BaseModel):
     method: str | None = Field(default=None, max_length=200)
     rag_temperature: float | None = Field(default=None, gt=0)
     link_tokens: int | float | Literal["all"] | None = None
-    link_choose: Literal["first", "deviation", "query"] | None = None
+    link_choose: Literal["first", "deviation", "query", "last"] | None = None
     fallback: Literal["sequential"] | None = None
 
     @model_validator(mode="before")

@@ -18,9 +18,11 @@ from rag_windows.steps.recompute import Encoding, recompute
 class AttentionLayout(PromptLayout):
     """A query whose attention to each token of the windows is summed up over a pass.
 
-    ``paid`` (tokens of all windows,), fp32 (fp64 for fp64), is None before the pass.
+    ``paid`` (tokens of all windows,), fp32 (fp64 for fp64), is None before the pass. With ``last``
+    the query's last token alone counts.
     """
 
+    last: bool = False
     paid: torch.Tensor | None = field(default=None, init=False)
 
     @property
@@ -30,7 +32,8 @@ class AttentionLayout(PromptLayout):
 
     def record(self, weights: Weights, asked: Queries) -> None:
         """Add a layer's weights."""
-        paid = weights_of_keys(weights, asked, "context")
+        first = len(asked.query) - 1 if self.last else 0
+        paid = weights_of_keys(weights, asked, "context", first)
         self.paid = paid if self.paid is None else self.paid + paid.to(self.paid.device)
 
 
@@ -49,8 +52,9 @@ def attention_paid(
     query is everything behind the passages, not the question alone.
 
     Returns:
-        (tokens of all windows,) on the CPU: the attention weights of each, summed over the query's
-        tokens, heads and layers. Attention sinks count for nothing, as in citations.
+        (tokens of all windows,) on the CPU: the attention weights of each, summed over heads,
+        layers and the query's tokens, or of its last one alone, as the layout says. Attention sinks
+        count for nothing, as in citations.
     """
     device = input_device(encoder.model)
     positions = torch.arange(context.query_start, context.query_start + len(query_ids))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import pytest
 import torch
@@ -119,14 +120,23 @@ def deviations(
 
 
 def attention(
-    model: PreTrainedModel, sliding: Sequence[int | None], one: Case, rule: Rule = PLAIN
+    model: PreTrainedModel,
+    sliding: Sequence[int | None],
+    one: Case,
+    rule: Rule = PLAIN,
+    *,
+    last: bool = False,
 ) -> Tensor:
-    """(tokens of the windows,) float64: the query's weights, summed over rows, heads, layers."""
+    """(tokens of the windows,) float64: the query's weights, summed over rows, heads, layers.
+
+    With `last` they are those of its last row.
+    """
     row, paid = lay_out(one, ()), torch.zeros(sum(map(len, one.windows)), dtype=torch.float64)
 
     def mixed(layer: Layer) -> Tensor:
         weights = dense.weights(layer.logits, None, layer.seen, row, rule)
-        paid.add_(weights[0][:, row.rows][:, :, row.context].sum(dim=(0, 1)))
+        rows = row.rows & (torch.arange(len(row.rows)) == len(row.rows) - 1) if last else row.rows
+        paid.add_(weights[0][:, rows][:, :, row.context].sum(dim=(0, 1)))
         return dense.mixed(layer, row, rule)
 
     forward(model, sliding, row, mixed)
@@ -181,19 +191,20 @@ def test_tokens_of_largest_deviation(name: str, which: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize(("which", "ruled"), [("ragged", "as used"), ("no prefix", "pcw")])
-@pytest.mark.parametrize("rows", [1, 64])
+@pytest.mark.parametrize(("rows", "choose"), [(1, "query"), (64, "query"), (64, "last")])
 def test_tokens_that_the_query_attends_to(
-    name: str, which: str, ruled: str, rows: int, monkeypatch: pytest.MonkeyPatch
+    name: str, which: str, ruled: str, rows: int, choose: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where the weights are worked out a row of the query at a time."""
     monkeypatch.setattr(segments, "MAX_MASK", rows * 4 * 40)
     sliding, one, rule = zoo.BY_NAME[name].sliding, CASES[which], RULES[ruled]
-    lm, method = engine.shared(name), Linked(0.25, "query", reader=engine.method(rule))
-    expected = attention(zoo.shared(name), sliding, one, rule)
+    lm, method = engine.shared(name), Linked(0.25, choose, reader=engine.method(rule))
+    expected = attention(zoo.shared(name), sliding, one, rule, last=choose == "last")
     context = engine.encoded(name, one, method)
     decoder = lm.engine.decoder
     layout = decoder.layout(context, kind=AttentionLayout)
     assert isinstance(layout, AttentionLayout)
+    layout.last = choose == "last"
     found = attention_paid(context, one.query, decoder.runner, layout)
     assert tolerances.gap(found, expected.float()) <= 1e-4 * float(expected.max())
     chosen = most(expected, one, sum(-(-len(window) // 4) for window in one.windows[1:]))
@@ -278,7 +289,7 @@ def test_no_tokens_are_parallel_bit_for_bit(name: str) -> None:
         assert tolerances.gap(some, unlinked) > tolerances.MATTERS
 
 
-@pytest.mark.parametrize("choose", ["first", "deviation", "query"])
+@pytest.mark.parametrize("choose", ["first", "deviation", "query", "last"])
 def test_one_window_is_left_as_it_is(choose: object) -> None:
     one = case(5, (9,), 4)
     method = Linked(3, choose)  # type: ignore[arg-type] # parametrized

@@ -60,7 +60,7 @@ def test_query_weights() -> None:
             (Linked, {"tokens": one}, "is a usual start")
             for one in (-1, 1.1, math.nan, "most", None, True)
         ),
-        (Linked, {"choose": "last"}, "'first', 'deviation', 'query'"),
+        (Linked, {"choose": "middle"}, "'first', 'deviation', 'query', 'last'"),
         (Linked, {"reader": ParallelEnsemble()}, "ensemble.*alone"),
         (Linked, {"reader": StructuredPrompting()}, "structured-prompting.*mateicl"),
         (Linked, {"reader": Sequential()}, "sequential"),

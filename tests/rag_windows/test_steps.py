@@ -150,7 +150,7 @@ def test_linked_windows_have_to_fit_one_prompt() -> None:
         ask(passages=long, max_new_tokens=1, link_tokens=4)
 
 
-@pytest.mark.parametrize("choose", ["first", "deviation", "query"])
+@pytest.mark.parametrize("choose", ["first", "deviation", "query", "last"])
 def test_citations_stay_with_their_passages(choose: Any) -> None:
     made = ask(link_tokens=3, link_choose=choose)
     assert made.citations is not None

@@ -67,7 +67,7 @@ class RagWindowsLM(HFLM):
         profile: path of a calibration.
         link_tokens: tokens of each window that are encoded in sight of the others.
         link_choose: which tokens: "first", those of largest "deviation", or those to which the
-            "query" attends most.
+            "query" or its "last" token attends most.
         tokenizer: as with ``--model hf``.
         revision: as with ``--model hf``.
         dtype: as with ``--model hf``.

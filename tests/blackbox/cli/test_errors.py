@@ -54,7 +54,7 @@ def bad(docs: Path, model: str) -> Path:
         ("--rag-temperature 0", "APE temperature must be a finite number above 0"),
         ("--link-tokens most", "tokens"),
         ("--link-tokens 1.5", "tokens"),
-        ("--link-choose last", "'query'"),
+        ("--link-choose middle", "'last'"),
         ("--model no/such-model", "Model 'no/such-model'"),
         ("--model ./nothing", "nothing"),
         ("--model bad/no-model", "config.json"),
