@@ -291,7 +291,9 @@ def compared(device: torch.device, most: int, case: Case) -> dict[str, Any]:
     if not texts:
         shares = torch.softmax(torch.stack(lses), dim=0).unsqueeze(-1)
         exact = (torch.stack(outputs) * shares).sum(dim=0)
-    lse = by_text if texts else by_window[0].flatten(0, 1)
+    lse = by_text
+    if not texts:  # the windows are parts of the one segment
+        lse = torch.cat([one for one in by_window or () if one is not None]).flatten(0, 1)
     return {
         "output": ((output.double() - exact).abs().max() / exact.abs().max()).item(),
         "lse": (lse.double() - torch.cat(lses)).abs().max().item(),
