@@ -131,3 +131,19 @@ def test_openai_s_client_asks_the_server_over_documents(address: str) -> None:
     assert "tools" in refused(extra_body={"documents": [], "tools": [{"type": "function"}]})
     with pytest.raises(openai.AuthenticationError):
         client.with_options(api_key="wrong").chat.completions.create(**asked)
+
+
+def test_langchain_s_client_asks_the_server_over_documents(address: str) -> None:
+    from langchain_openai import ChatOpenAI
+    from pydantic import SecretStr
+
+    chat = ChatOpenAI(
+        base_url=address,
+        api_key=SecretStr("secret"),
+        model="reader",
+        temperature=0,
+        max_completion_tokens=8,
+        extra_body={"documents": DOCUMENTS, "method": "pcw"},
+    )
+    assert str(chat.invoke(QUESTION).content).strip() == "Birmouth"
+    assert "".join(str(one.content) for one in chat.stream(QUESTION)).strip() == "Birmouth"
