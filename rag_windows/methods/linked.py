@@ -41,7 +41,8 @@ class Linked(Composed):
             attention when it reads the windows as they were encoded; see
             `rag_windows.steps.query_attention`. So the query is read twice, and each question
             over the same windows encodes tokens of its own again. "last" is ours: as "query", but
-            the attention of the query's last token alone counts, which writes the answer.
+            the attention of the query's last token alone counts, which writes the answer, and only
+            in the middle half of the layers; a token counts as much as the one in front of it, too.
     """
 
     tokens: LinkTokens = 0.15

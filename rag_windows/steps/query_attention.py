@@ -19,7 +19,8 @@ class AttentionLayout(PromptLayout):
     """A query whose attention to each token of the windows is summed up over a pass.
 
     ``paid`` (tokens of all windows,), fp32 (fp64 for fp64), is None before the pass. With ``last``
-    the query's last token alone counts.
+    the query's last token alone counts, in the middle half of the layers: behind them it attends to
+    what it will write, right or wrong.
     """
 
     last: bool = False
@@ -32,7 +33,11 @@ class AttentionLayout(PromptLayout):
 
     def record(self, weights: Weights, asked: Queries) -> None:
         """Add a layer's weights."""
-        first = len(asked.query) - 1 if self.last else 0
+        layers, first = len(self.sliding_windows), 0
+        if self.last:
+            if not layers // 4 <= asked.layer < layers - layers // 4:
+                return
+            first = len(asked.query) - 1
         paid = weights_of_keys(weights, asked, "context", first)
         self.paid = paid if self.paid is None else self.paid + paid.to(self.paid.device)
 
@@ -53,8 +58,8 @@ def attention_paid(
 
     Returns:
         (tokens of all windows,) on the CPU: the attention weights of each, summed over heads,
-        layers and the query's tokens, or of its last one alone, as the layout says. Attention sinks
-        count for nothing, as in citations.
+        layers and the query's tokens, or fewer of them, as the layout says. Attention sinks count
+        for nothing, as in citations.
     """
     device = input_device(encoder.model)
     positions = torch.arange(context.query_start, context.query_start + len(query_ids))
@@ -69,6 +74,15 @@ def attention_paid(
     return torch.as_tensor(layout.paid).cpu()
 
 
+def _with_next(paid: torch.Tensor, lengths: Sequence[int]) -> torch.Tensor:
+    """Each token counts at least as much as the one in front of it in its window.
+
+    What an answer hangs on is often more than one token, of which the first gets the attention.
+    """
+    one_on = [torch.cat([own[:1], own[:-1]]) for own in paid.split([*lengths])]
+    return torch.maximum(paid, torch.cat(one_on))
+
+
 def encode_again_for(
     context: EncodedContext, query_ids: Sequence[int], encoder: Encoding, layout: AttentionLayout
 ) -> EncodedContext:
@@ -80,5 +94,7 @@ def encode_again_for(
     if plan is None or len(windows) < 2:
         return replace(context, settled=True)
     paid = attention_paid(context, query_ids, encoder, layout)
+    if layout.last:
+        paid = _with_next(paid, [len(window.ids) for window in windows])
     made = recompute(encoder, windows, context.prefix, plan, paid)
     return replace(context.encoded_again(*made), settled=True)
