@@ -23,8 +23,8 @@ os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from vllm_rag_windows.offline import engine_prompt, sampling_of
-from vllm_rag_windows.prompts import TokenRequest
+from vllm_rag_windows import WindowedPrompt
+from vllm_rag_windows.prompts import vllm_request
 
 VOCABULARY = 2048
 PREFIX, QUERY = 32, 16
@@ -66,34 +66,27 @@ class Bench:
         """Some passages in random order, then a query that nobody has asked before."""
         return [*self._draw.sample(self._passages, top_k), self._tokens(QUERY)]
 
-    def _run(self, requests: Sequence[TokenRequest], tokens: int) -> None:
+    def _run(self, prompts: Sequence[WindowedPrompt], tokens: int) -> None:
         from vllm import SamplingParams
 
         plain = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True)
-        prompts = [engine_prompt(one) for one in requests]
-        params = [sampling_of(one, plain) for one in requests]
-        outputs = self._llm.generate(prompts, params, use_tqdm=False)
+        ids, params = zip(*(vllm_request(one, plain) for one in prompts), strict=True)
+        outputs = self._llm.generate(list(ids), list(params), use_tqdm=False)
         if any(one.outputs[0].finish_reason != "length" for one in outputs):
             raise RuntimeError("A request ended with an error; vLLM's log says why.")
 
     def encode(self, passages: Sequence[tuple[int, ...]] = ()) -> None:
         """Encode passages, by default all, whether they have been or not."""
-        params = {"prefix": PREFIX, "encode": True}
-        chosen = passages or self._passages
-        self._run([TokenRequest((*self._prefix, *ids), params) for ids in chosen], 1)
+        self._run([WindowedPrompt(self._prefix, (ids,)) for ids in passages or self._passages], 1)
 
     def sequential(self, questions: Sequence[list[tuple[int, ...]]], tokens: int) -> None:
         """Passages one after the other."""
         flat = [tuple(token for part in one for token in part) for one in questions]
-        self._run([TokenRequest((*self._prefix, *ids)) for ids in flat], tokens)
+        self._run([WindowedPrompt(self._prefix, (), ids) for ids in flat], tokens)
 
     def windows(self, questions: Sequence[list[tuple[int, ...]]], tokens: int) -> None:
         """Passages in windows that have been encoded."""
-        made = []
-        for one in questions:
-            params = {"prefix": PREFIX, "windows": [len(ids) for ids in one[:-1]]}
-            flat = tuple(token for part in one for token in part)
-            made.append(TokenRequest((*self._prefix, *flat), params))
+        made = [WindowedPrompt(self._prefix, tuple(one[:-1]), one[-1]) for one in questions]
         self._run(made, tokens)
 
     def cold(self, questions: Sequence[list[tuple[int, ...]]], tokens: int) -> None:

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from tests.vllm.cases import NEW_TOKENS, Case
-from vllm_rag_windows import new_cache_salt
 
 CONNECTOR = "vllm_rag_windows.connector"
 LOGPROBS = 64
@@ -77,8 +76,7 @@ def reading(case: Case, tokens: int = NEW_TOKENS, **changes: Any) -> tuple[dict[
         "temperature": case.temperature,
         **changes,
     }
-    prompt = {"prompt_token_ids": list(case.ids), "cache_salt": new_cache_salt()}
-    return prompt, sampling(tokens, params)
+    return {"prompt_token_ids": list(case.ids)}, sampling(tokens, params)
 
 
 def ordinary(ids: Sequence[int], tokens: int = NEW_TOKENS) -> tuple[dict[str, Any], Any]:

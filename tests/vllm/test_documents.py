@@ -126,7 +126,7 @@ def test_openai_s_client_asks_the_server_over_documents(address: str) -> None:
 
     assert "scale" in refused(extra_body={"documents": DOCUMENTS, "method": "ape"})
     assert "documents" in refused(extra_body={"documents": "One."})
-    assert "documents[0]" in refused(extra_body={"documents": [5]})
+    assert "documents.0" in refused(extra_body={"documents": [5]})
     assert "messages" in refused(messages=[])
     assert "tools" in refused(extra_body={"documents": [], "tools": [{"type": "function"}]})
     with pytest.raises(openai.AuthenticationError):

@@ -10,17 +10,22 @@ from __future__ import annotations
 import asyncio
 import uuid
 from argparse import Namespace
-from collections.abc import AsyncIterable, AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Mapping
 from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, StreamingResponse
-from pydantic import ValidationError
+from pydantic import BaseModel
 
 from rag_windows.errors import InputError, RagWindowsError
-from vllm_rag_windows.offline import engine_prompt, failed, sampling_of
-from vllm_rag_windows.prompts import Document, Encoded, TokenRequest, WindowPrompts, WindowRequests
-from vllm_rag_windows.windowed_prompt import new_cache_salt
+from vllm_rag_windows.prompts import (
+    Encoded,
+    WindowedPrompt,
+    WindowPrompts,
+    checked,
+    failed,
+    vllm_request,
+)
 
 PATH = "/v1/rag/chat/completions"
 REFUSED = (
@@ -30,119 +35,13 @@ REFUSED = (
 )
 """Fields of vLLM's chat completions that change a prompt, which is made here."""
 
-_MOST_METHODS = 16
-_STATE = "rag_windows"
 
+class Asked(BaseModel):
+    """The fields of a body that this route reads; vLLM's handler reads the others."""
 
-class Served:
-    """The model behind the route."""
-
-    def __init__(self, engine: Any) -> None:
-        self._engine, self._encoded = engine, Encoded()
-        self._prompts: dict[str, WindowPrompts] = {}
-
-    def requests(self, body: dict[str, Any]) -> WindowRequests:
-        """What answers a body, whose fields ``documents`` and ``method`` are taken out of it.
-
-        Raises:
-            InputError: something in it is refused.
-        """
-        if given := [name for name in REFUSED if body.get(name) is not None]:
-            raise InputError(f"{given} can't be had with windows. Leave them out.")
-        method, documents = body.pop("method", "pcw"), body.pop("documents", [])
-        messages = body.get("messages")
-        for name, value in (("documents", documents), ("messages", messages)):
-            if not isinstance(value, list):
-                raise InputError(f"{name} must be a list.")
-        if not isinstance(method, str):
-            raise InputError("method must be a string, such as 'pcw'.")
-        if method not in self._prompts:
-            made = WindowPrompts(self._engine.get_tokenizer(), method=method)
-            self._prompts = {**dict([*self._prompts.items()][-_MOST_METHODS:]), method: made}
-        return self._prompts[method].build(_texts(messages), _named(documents))
-
-    async def encode(self, requests: Sequence[TokenRequest], *, again: bool) -> None:
-        """Encode windows, unless they were before, or `again`."""
-        from vllm import SamplingParams
-
-        async def one(request: TokenRequest) -> None:
-            sampling = SamplingParams(max_tokens=1, temperature=0.0, detokenize=False)
-            outputs: AsyncIterator[Any] = self._engine.generate(
-                engine_prompt(request), sampling_of(request, sampling), f"rag-{uuid.uuid4().hex}"
-            )
-            ends = [failed(output) async for output in outputs]
-            if not any(ends):
-                self._encoded.note([request])
-
-        async with asyncio.TaskGroup() as group:
-            for request in self._encoded.missing(requests, again=again):
-                group.create_task(one(request))
-
-    async def watched(
-        self, events: AsyncIterable[Any], asked: WindowRequests
-    ) -> AsyncIterator[Any]:
-        """A stream's events; behind an error, its windows count as not encoded."""
-        async for event in events:
-            if str(event).startswith('data: {"error"'):
-                self._encoded.forget(asked.encode)
-            yield event
-
-
-def _texts(messages: Any) -> list[Any]:
-    """Messages whose content is a string; clients may send it as a list of parts with text."""
-
-    def text(message: Any) -> Any:
-        content = message.get("content") if isinstance(message, Mapping) else None
-        if not isinstance(content, list):
-            return message
-        if any(not isinstance(part, Mapping) or part.get("type") != "text" for part in content):
-            raise InputError("Messages may hold text alone. Send documents as 'documents'.")
-        return {**message, "content": "".join(str(part.get("text", "")) for part in content)}
-
-    return list(map(text, messages))
-
-
-def _named(documents: Sequence[Any]) -> Sequence[Document]:
-    for number, document in enumerate(documents):
-        if not isinstance(document, str | Mapping):
-            raise InputError(f"documents[{number}] must be a text or an object with a text.")
-    return documents
-
-
-async def chat_completions(request: Request) -> Any:
-    """Answer ``POST /v1/rag/chat/completions``."""
-    from vllm.entrypoints.openai.chat_completion.api_router import create_chat_completion
-    from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
-    from vllm.exceptions import GenerationError
-
-    served: Served = getattr(request.app.state, _STATE)
-    try:
-        body = await request.json()
-        if not isinstance(body, dict):
-            raise InputError("The body must be an object.")
-        asked = served.requests(body)
-        wanted = ChatCompletionRequest.model_validate(body)
-    except (RagWindowsError, ValidationError, TypeError, ValueError) as error:
-        told = {"message": str(error), "type": "invalid_request_error", "param": None}
-        return JSONResponse({"error": {**told, "code": 400}}, 400)
-
-    async def answer(*, again: bool) -> Any:
-        await served.encode(asked.encode, again=again)
-        one = wanted.model_copy(deep=True)
-        one.cache_salt = new_cache_salt()
-        one.kv_transfer_params = {
-            **(asked.read.params or {}),
-            "prompt_token_ids": [*asked.read.ids],
-        }
-        return await create_chat_completion(one, request)
-
-    try:
-        found = await answer(again=False)
-    except GenerationError:  # what was encoded before may have been evicted
-        found = await answer(again=True)
-    if isinstance(found, StreamingResponse):
-        found.body_iterator = served.watched(found.body_iterator, asked)
-    return found
+    messages: list[dict[str, Any]]
+    documents: list[str | dict[str, Any]] = []
+    method: str = "pcw"
 
 
 class DocumentsEndpoint:
@@ -153,7 +52,7 @@ class DocumentsEndpoint:
 
     def attach_router(self, app: FastAPI) -> None:
         """Add the route."""
-        app.add_api_route(PATH, chat_completions, methods=["POST"], tags=["rag-windows"])
+        app.add_api_route(PATH, self.chat_completions, methods=["POST"], tags=["rag-windows"])
 
     async def init_state(self, engine_client: Any, state: Any, args: Namespace) -> None:
         """Remember the engine.
@@ -167,4 +66,74 @@ class DocumentsEndpoint:
                 "The endpoint plug-in rag-windows needs the connector: start vLLM with "
                 "--kv-transfer-config, kv_connector='RagWindowsConnector'. See docs/vllm.md."
             )
-        setattr(state, _STATE, Served(engine_client))
+        self._engine, self._encoded = engine_client, Encoded()
+        self._prompts = WindowPrompts(engine_client.get_tokenizer())
+
+    async def chat_completions(self, request: Request) -> Any:
+        """Answer ``POST /v1/rag/chat/completions``."""
+        from vllm.entrypoints.openai.chat_completion.api_router import create_chat_completion
+        from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+        from vllm.exceptions import GenerationError
+
+        try:
+            body = await request.json()
+            prompt = self._prompt(body)
+            own = {name: body[name] for name in body if name not in ("documents", "method")}
+            wanted = ChatCompletionRequest.model_validate(own)
+        except (RagWindowsError, TypeError, ValueError) as error:
+            told = {"message": str(error), "type": "invalid_request_error", "param": None}
+            return JSONResponse({"error": {**told, "code": 400}}, 400)
+        wanted.kv_transfer_params = {**(prompt.params or {}), "prompt_token_ids": [*prompt.ids]}
+
+        async def answer() -> Any:
+            await self._encode(prompt)
+            return await create_chat_completion(wanted.model_copy(deep=True), request)
+
+        try:
+            found = await answer()
+        except GenerationError:  # what was encoded before may have been evicted
+            self._encoded.forget(prompt)
+            found = await answer()
+        if isinstance(found, StreamingResponse):
+            found.body_iterator = self._watched(found.body_iterator, prompt)
+        return found
+
+    def _prompt(self, body: Any) -> WindowedPrompt:
+        asked = checked(Asked, body, "body")
+        if given := [name for name in REFUSED if body.get(name) is not None]:
+            raise InputError(f"{given} can't be had with windows. Leave them out.")
+        messages = [_with_text(message) for message in asked.messages]
+        return self._prompts.build(messages, asked.documents, asked.method)
+
+    async def _encode(self, prompt: WindowedPrompt) -> None:
+        """Encode the windows of a prompt, unless they were before."""
+
+        async def one(encoding: WindowedPrompt) -> None:
+            outputs: AsyncIterator[Any] = self._engine.generate(
+                *vllm_request(encoding), f"rag-{uuid.uuid4().hex}"
+            )
+            if not any([failed(output) async for output in outputs]):
+                self._encoded.note(encoding)
+
+        async with asyncio.TaskGroup() as group:
+            for encoding in self._encoded.missing([prompt]):
+                group.create_task(one(encoding))
+
+    async def _watched(
+        self, events: AsyncIterable[Any], prompt: WindowedPrompt
+    ) -> AsyncIterator[Any]:
+        """A stream's events; behind an error, its windows count as not encoded."""
+        async for event in events:
+            if str(event).startswith('data: {"error"'):
+                self._encoded.forget(prompt)
+            yield event
+
+
+def _with_text(message: dict[str, Any]) -> dict[str, Any]:
+    """A message whose content is a string; clients may send it as a list of parts with text."""
+    parts = message.get("content")
+    if not isinstance(parts, list):
+        return message
+    if any(not isinstance(part, Mapping) or part.get("type") != "text" for part in parts):
+        raise InputError("Messages may hold text alone. Send documents as 'documents'.")
+    return {**message, "content": "".join(str(part.get("text", "")) for part in parts)}

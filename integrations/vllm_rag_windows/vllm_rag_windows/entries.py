@@ -7,12 +7,12 @@ import json
 import os
 import time
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import torch
-from pydantic import BaseModel, ByteSize, ConfigDict, StringConstraints, ValidationError
+from pydantic import BaseModel, ByteSize, ConfigDict, StringConstraints
 
 from rag_windows.errors import CacheError, InputError
 from rag_windows.interchange import (
@@ -25,30 +25,20 @@ from rag_windows.interchange import (
     is_finite,
     resolve,
 )
-from vllm_rag_windows.windowed_prompt import WindowedPrompt
+from vllm_rag_windows.prompts import WindowedPrompt
 
 SALT_VARIABLE = "RAG_WINDOWS_SALT"
 """Environment variable with the secret of `PassageCache`; vLLM logs its options, so it is none."""
 
 _ENCODING = resolve("pcw").encoding
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".json", ".gguf")
+_TOKEN_S = 0.0005  # encoding a token; the cache weighs entries by it
 
 Digest = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 
 
 class EntryOptions(BaseModel):
-    """``kv_connector_extra_config``.
-
-    Attributes:
-        memory: host memory for entries, as `PassageCache` has it.
-        path: folder of entries on disk; None for memory alone.
-        disk: most that they take there.
-        recent: host memory for what was encoded last, whatever else is kept: a question must find
-            there what has just been encoded for it.
-        model_fingerprint: 64 hexadecimal digits in place of a digest of the model's files. With
-            those of a `WindowedLM` the two engines find each other's entries.
-        tokenizer_fingerprint: the same of the tokenizer; by default, entries are of token ids.
-    """
+    """``kv_connector_extra_config``; docs/vllm.md says what each is."""
 
     model_config = ConfigDict(extra="forbid", protected_namespaces=())
 
@@ -59,106 +49,74 @@ class EntryOptions(BaseModel):
     model_fingerprint: Digest | None = None
     tokenizer_fingerprint: Digest = NO_TOKENIZER.hex()
 
-    @classmethod
-    def of(cls, given: Mapping[str, Any]) -> EntryOptions:
-        """Read them; InputError for a name or a value that is none."""
-        try:
-            return cls.model_validate(dict(given))
-        except ValidationError as error:
-            first = error.errors()[0]
-            place = ".".join(map(str, first["loc"]))
-            raise InputError(
-                f"kv_connector_extra_config.{place}: {first['msg']}. It takes "
-                f"{sorted(cls.model_fields)}."
-            ) from error
-
-
-class MissingEntriesError(CacheError):
-    """A request reads what has not been encoded, or has been evicted."""
-
 
 class Entries:
-    """What one model has encoded, in a passage cache.
+    """What one model, known by a fingerprint of 32 bytes, has encoded, in a passage cache.
 
-    Args:
-        model: fingerprint of the model, 32 bytes.
+    A question must find what has just been encoded for it. The cache decides by itself what is
+    worth keeping, so the latest entries are held beside it, too.
     """
 
     def __init__(self, options: EntryOptions, model: bytes) -> None:
         salt = os.environ.get(SALT_VARIABLE) or None
         self.cache = PassageCache(options.memory, options.disk, options.path, salt=salt)
         self._model, self._tokenizer = model, bytes.fromhex(options.tokenizer_fingerprint)
-        # The cache decides by itself what is worth keeping.
-        self._recent: OrderedDict[str, Window] = OrderedDict()
+        self._recent: OrderedDict[str, Entry] = OrderedDict()
         self._recent_bytes, self._most_recent = 0, int(options.recent)
 
     def find(self, prompt: WindowedPrompt) -> list[Window]:
         """The prefix, unless it is empty, and the windows, in order.
 
         Raises:
-            MissingEntriesError: not all of them are there.
+            CacheError: not all of them are there.
         """
-        prefix, windows = self._keys(prompt)
-        keys = ([] if prefix is None else [prefix]) + windows
-        wanted = list(dict.fromkeys(keys))
-        entries = self.cache.quick([key for key in wanted if key not in self._recent])
-        left = [key for key in wanted if key not in entries and key not in self._recent]
-        entries |= self.cache.from_disk(left)
-        found = {key: entry.window for key, entry in entries.items()}
-        for key in self._recent.keys() & set(wanted):
+        keys = self._keys(prompt)
+        wanted = [*dict.fromkeys(keys.values())]
+        found = self.cache.quick(wanted)
+        for key in [key for key in wanted if key in self._recent]:
             self._recent.move_to_end(key)
             found[key] = self._recent[key]
-        if missing := [number for number, key in enumerate(windows) if key not in found]:
-            raise MissingEntriesError(
-                f"Windows {missing} have not been encoded, or were evicted. Send a request of "
-                "prefix and window with kv_transfer_params={'prefix': ..., 'encode': true} for "
-                "each, then this one again."
+        found |= self.cache.from_disk([key for key in wanted if key not in found])
+        if missing := [name for name, key in keys.items() if key not in found]:
+            raise CacheError(
+                f"Not encoded, or evicted: {missing}. Send a request of prefix and window with "
+                "kv_transfer_params={'prefix': ..., 'encode': true} for each window, or for any "
+                "one if it is the prefix, then this request again."
             )
-        if prefix is not None and prefix not in found:
-            raise MissingEntriesError("The prefix was evicted. Encode a window behind it again.")
-        self.cache.count(hits=len(wanted))
-        return [found[key] for key in keys]
+        return [found[key].window for key in keys.values()]
 
-    def keep(self, prompt: WindowedPrompt, layers: Sequence[torch.Tensor], seconds: float) -> None:
-        """Store a window that was encoded behind a prefix, and the prefix if it is not there.
+    def keep(self, prompt: WindowedPrompt, layers: Sequence[torch.Tensor]) -> None:
+        """Store the window of an encoding request, and the prefix if it is not there.
 
         Args:
-            prompt: of an encoding request.
             layers: per layer, (2, kv heads, tokens, head dim), of prefix and window.
-            seconds: what computing them took.
 
         Raises:
             CacheError: they are no numbers.
         """
-        prefix, windows = self._keys(prompt)
-        start, end = len(prompt.prefix), prompt.read_tokens
-        parts = [(windows[0], prompt.windows[0], start, end)]
+        keys = self._keys(prompt)
+        parts = [(keys["window 0"], prompt.windows[0], len(prompt.prefix))]
+        prefix = keys.get("prefix")
         if prefix is not None and prefix not in self.cache and prefix not in self._recent:
-            parts.append((prefix, prompt.prefix, 0, start))
-        for key, ids, first, last in parts:
-            host = [layer[:, :, first:last].cpu().contiguous() for layer in layers]
-            keys, values = (tuple(layer[part] for layer in host) for part in (0, 1))
-            window = Window(ids, first, keys, values)
+            parts.append((prefix, prompt.prefix, 0))
+        for key, ids, start in parts:
+            host = [layer[:, :, start : start + len(ids)].cpu().contiguous() for layer in layers]
+            window = Window(ids, start, *(tuple(one[part] for one in host) for part in (0, 1)))
             if not is_finite(window):
                 raise CacheError(
                     "Keys or values of a window are NaN or infinite, so it was not stored. Load "
                     "the model in bfloat16 or float32."
                 )
-            entry = Entry(window, seconds * (last - first) / end, (), time.time())
+            entry = Entry(window, len(ids) * _TOKEN_S, (), time.time())
             self.cache.keep(key, entry, self.cache.epoch)
             if key not in self._recent:
-                self._recent[key] = window
+                self._recent[key] = entry
                 self._recent_bytes += entry.nbytes
         while self._recent_bytes > self._most_recent:
-            _, window = self._recent.popitem(last=False)
-            self._recent_bytes -= sum(one.nbytes for one in (*window.keys, *window.values))
-        self.cache.count(misses=len(parts))
+            self._recent_bytes -= self._recent.popitem(last=False)[1].nbytes
 
-    def close(self) -> None:
-        """Write what waits to be written."""
-        self.cache.close()
-
-    def _keys(self, prompt: WindowedPrompt) -> tuple[str | None, list[str]]:
+    def _keys(self, prompt: WindowedPrompt) -> dict[str, str]:
+        """Keys of the prefix, unless it is empty, and of the windows."""
         scope = KeyScope(
             self.cache.salt_key,
             model=self._model,
@@ -167,26 +125,27 @@ class Entries:
             store=EXACT,
             prefix_ids=prompt.prefix,
         )
-        start = len(prompt.prefix)
-        prefix = scope.prefix_key() if prompt.prefix else None
-        return prefix, [scope.window_key(ids, start) for ids in prompt.windows]
+        keys = {"prefix": scope.prefix_key()} if prompt.prefix else {}
+        for number, ids in enumerate(prompt.windows):
+            keys[f"window {number}"] = scope.window_key(ids, len(prompt.prefix))
+        return keys
 
 
-def files_fingerprint(folder: str | os.PathLike[str], *more: str) -> bytes:
+def files_fingerprint(folder: Path, *more: str) -> bytes:
     """A digest of all weights and settings in a model's folder, and of what else counts.
 
     Raises:
         InputError: there is no such folder, or it holds no weights.
     """
-    paths = sorted(one for one in Path(folder).glob("*") if one.suffix in _WEIGHTS)
-    if not any(one.suffix != ".json" for one in paths):
+    paths = sorted(one for one in folder.glob("*") if one.suffix in _WEIGHTS)
+    if all(one.suffix == ".json" for one in paths):
         raise InputError(
-            f"{os.fspath(folder)!r} holds no weights to tell the model by. Give its folder as "
-            "--model, or kv_connector_extra_config.model_fingerprint."
+            f"{str(folder)!r} holds no weights to tell the model by. Give its folder as --model, "
+            "or kv_connector_extra_config.model_fingerprint."
         )
     whole = hashlib.sha256(json.dumps(more).encode())
     for path in paths:
-        whole.update(path.name.encode() + b"\0")
         with path.open("rb") as file:
-            whole.update(hashlib.file_digest(file, "sha256").digest())
+            digest = hashlib.file_digest(file, "sha256").digest()
+        whole.update(path.name.encode() + b"\0" + digest)
     return whole.digest()

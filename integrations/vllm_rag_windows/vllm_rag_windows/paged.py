@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -40,24 +40,22 @@ class PagedLayers:
             )
         self.count = len(self._layers)
         self.dtype, self.device = buffer.dtype, buffer.device
-        self.heads, self._kernel_tokens = buffer.shape[1:3]
+        self.heads, self._step = buffer.shape[1:3]
         self.width = layers[0].head_size
         self._places = self._find_places()
 
-    def read(self, blocks: Sequence[int], first: int, last: int) -> list[torch.Tensor]:
-        """Keys and values of a request's tokens first..last-1.
+    def read(self, blocks: Sequence[int], count: int) -> list[torch.Tensor]:
+        """Keys and values of a request's first tokens.
 
         Returns:
             Per layer, (2, kv heads, tokens, head dim), in the buffers' dtype and on their device.
         """
-        step = self._kernel_tokens
-        pages = self._kernel_blocks(blocks)[first // step : -(-last // step)]
-        begin = first - first // step * step
+        pages = self._slots(blocks, 0, count)[:: self._step] // self._step
+        shape = len(pages), 2, self._step, self.heads, self.width
         found = []
         for layer in self._layers:
-            numbers = layer.kv_cache[pages].flatten(1)[:, self._places.flatten()]
-            both = numbers.view(len(pages), 2, step, self.heads, self.width).transpose(0, 1)
-            tokens = both.flatten(1, 2)[:, begin : begin + last - first]
+            numbers = layer.kv_cache[pages].flatten(1)[:, self._places].view(shape)
+            tokens = numbers.transpose(0, 1).flatten(1, 2)[:, :count]
             found.append(tokens.transpose(1, 2).contiguous())
         return found
 
@@ -70,41 +68,37 @@ class PagedLayers:
         values: torch.Tensor,
     ) -> None:
         """Put one layer's keys and values, (kv heads, tokens, head dim), from token `first` on."""
-        tokens = torch.arange(first, first + keys.shape[1], device=self.device)
+        slots = self._slots(blocks, first, first + keys.shape[1])
+        self._store(self._layers[layer], [keys.transpose(0, 1), values.transpose(0, 1)], slots)
+
+    def _slots(self, blocks: Sequence[int], first: int, last: int) -> torch.Tensor:
+        tokens = torch.arange(first, last, device=self.device)
         pages = torch.tensor(list(blocks), device=self.device)
-        slots = pages[tokens // self._block_tokens] * self._block_tokens
-        self._store(self._layers[layer], keys, values, slots + tokens % self._block_tokens)
+        return (
+            pages[tokens // self._block_tokens] * self._block_tokens + tokens % self._block_tokens
+        )
 
-    def _kernel_blocks(self, blocks: Sequence[int]) -> torch.Tensor:
-        parts = self._block_tokens // self._kernel_tokens
-        first = torch.tensor(list(blocks), device=self.device).unsqueeze(1) * parts
-        return (first + torch.arange(parts, device=self.device)).flatten()
-
-    def _store(
-        self, layer: Any, keys: torch.Tensor, values: torch.Tensor, slots: torch.Tensor
-    ) -> None:
-        rows = [
-            one.transpose(0, 1).to(self.device, self.dtype).contiguous() for one in (keys, values)
-        ]
+    def _store(self, layer: Any, both: Iterable[torch.Tensor], slots: torch.Tensor) -> None:
+        """Let the backend write keys and values, (tokens, kv heads, head dim)."""
+        rows = [one.to(self.device, self.dtype).contiguous() for one in both]
         layer.impl.do_kv_cache_update(layer, *rows, layer.kv_cache, slots)
 
     def _find_places(self) -> torch.Tensor:
-        """Where in a block the numbers are: (2, tokens, kv heads, head dim), of keys and values."""
-        shape = 2, self.heads, self._kernel_tokens, self.width
-        layer, size = self._layers[0], 2 * self.heads * self._kernel_tokens * self.width
-        numbers = torch.arange(size, device=self.device).view(shape)
-        slots = torch.arange(self._kernel_tokens, device=self.device)
+        """Where in a block the numbers are, of (2, tokens, kv heads, head dim) in a row."""
+        layer, size = self._layers[0], 2 * self._step * self.heads * self.width
+        numbers = torch.arange(size, device=self.device)
+        digits = numbers.view(2, self._step, self.heads, self.width)
+        slots = torch.arange(self._step, device=self.device)
         found = torch.zeros(layer.kv_cache[0].numel(), dtype=torch.int64, device=self.device)
         worth = 1
         while worth < size:
-            digits = (numbers // worth % _DIGIT).to(self.dtype)
-            self._store(layer, digits[0], digits[1], slots)
+            self._store(layer, digits // worth % _DIGIT, slots)
             found += worth * layer.kv_cache[0].flatten().double().round().long()
             worth *= _DIGIT
-        if len(found) != size or not torch.equal(found.sort().values, numbers.flatten()):
+        if len(found) != size or not torch.equal(found.sort().values, numbers):
             raise UnsupportedModelError(
                 f"The attention backend {type(layer.impl).__name__} does not keep keys and values "
                 "number by number, so windows can't be read from it. Choose another backend and "
                 "an unquantized KV cache."
             )
-        return found.argsort().view(shape).transpose(1, 2).contiguous()
+        return found.argsort()

@@ -15,8 +15,8 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply
 
 from rag_windows.errors import UnsupportedModelError
 from vllm_rag_windows.paged import PagedLayers
-from vllm_rag_windows.rotary import frequencies, moved
-from vllm_rag_windows.windowed_prompt import WindowedPrompt
+from vllm_rag_windows.prompts import WindowedPrompt
+from vllm_rag_windows.support import frequencies, moved
 
 WIDTH = 16
 ROPES: dict[str, dict[str, Any]] = {
@@ -136,15 +136,14 @@ def test_tokens_are_read_and_written_in_whatever_order_a_backend_keeps_them(kern
     paged = PagedLayers(layers, block_tokens=8)
     assert (paged.count, paged.heads, paged.width) == (2, 3, WIDTH)
     blocks = [6, 2, 5]
-    written = torch.randn(2, 2, 3, 19, WIDTH)
+    written = torch.randn(2, 2, 3, 22, WIDTH)
     for layer in range(2):
-        paged.write(layer, blocks, 3, *written[layer])
-    for first, last in ((3, 22), (8, 16), (5, 6), (9, 21)):
-        found = paged.read(blocks, first, last)
+        for first, last in ((0, 3), (3, 22)):
+            paged.write(layer, blocks, first, *written[layer][:, :, first:last])
+    for count in (22, 16, 5, 1):
+        found = paged.read(blocks, count)
         for layer in range(2):
-            torch.testing.assert_close(
-                found[layer], written[layer][:, :, first - 3 : last - 3], atol=0, rtol=0
-            )
+            torch.testing.assert_close(found[layer], written[layer][:, :, :count], atol=0, rtol=0)
     untouched = [number for number in range(1, 8) if number not in blocks]
     parts = 8 // kernel
     for number in untouched:

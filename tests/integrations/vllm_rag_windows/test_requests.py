@@ -16,24 +16,23 @@ from rag_windows import APE, PCW, Passage
 from rag_windows.errors import CacheError, InputError, MethodError, UnsupportedModelError
 from rag_windows.interchange import Prompt
 from tests.rag_windows import small
-from vllm_rag_windows import WindowedPrompt, WindowPrompts, new_cache_salt
-from vllm_rag_windows.entries import Entries, EntryOptions, MissingEntriesError, files_fingerprint
-from vllm_rag_windows.prompts import Encoded, TokenRequest
+from vllm_rag_windows import WindowedPrompt, WindowPrompts
+from vllm_rag_windows.entries import Entries, EntryOptions, files_fingerprint
+from vllm_rag_windows.prompts import Encoded, checked
 from vllm_rag_windows.support import check_engine, check_model
-from vllm_rag_windows.windowed_prompt import check_cache_salt
 
 IDS = tuple(range(100, 120))
 
 
 def test_a_prompt_is_cut_where_its_params_say() -> None:
     prompt = WindowedPrompt.of({"prefix": 2, "windows": [5, 3], "temperature": 0.9}, IDS)
-    assert prompt is not None
-    assert prompt.prefix == IDS[:2]
-    assert prompt.windows == (IDS[2:7], IDS[7:10])
-    assert (prompt.query_tokens, prompt.read_tokens, prompt.rotation) == (10, 10, 3)
+    assert prompt == WindowedPrompt(IDS[:2], (IDS[2:7], IDS[7:10]), IDS[10:], 0.9)
+    assert (prompt.read_tokens, prompt.rotation, prompt.encodes) == (10, 3, False)
     encoding = WindowedPrompt.of({"prefix": 2, "encode": True}, IDS)
-    assert encoding is not None
-    assert encoding.windows == (IDS[2:],)
+    assert encoding == WindowedPrompt(IDS[:2], (IDS[2:],))
+    assert encoding.encodes
+    for one in (prompt, encoding, *prompt.encodings):
+        assert WindowedPrompt.of(one.params, one.ids) == one
     assert WindowedPrompt.of(None, IDS) is None
 
 
@@ -60,14 +59,6 @@ def test_params_that_make_no_sense_are_refused(params: dict[str, Any], told: str
         WindowedPrompt.of(params, IDS)
 
 
-def test_salts_differ_and_others_are_refused() -> None:
-    check_cache_salt(new_cache_salt())
-    assert new_cache_salt() != new_cache_salt()
-    for salt in (None, "", "tenant", new_cache_salt() + "0"):
-        with pytest.raises(InputError, match="cache_salt"):
-            check_cache_salt(salt)
-
-
 def test_requests_hold_the_engine_s_own_prompt() -> None:
     two = {"text": "Two is black.", "title": "Two"}
     documents: list[Any] = ["One is white.", two, "One is white.", " "]
@@ -78,29 +69,30 @@ def test_requests_hold_the_engine_s_own_prompt() -> None:
     parts = Prompt(small.tokenizer()).build("What is white?", passages)
     windows = [window.ids for window in parts.windows]
     prefix = len(parts.prefix_ids)
-    assert made.read.params == {
+    assert made.params == {
         "prefix": prefix,
         "windows": [len(ids) for ids in windows],
         "temperature": 0.8,
     }
     flat = tuple(token for ids in windows for token in ids)
-    assert made.read.ids == (*parts.prefix_ids, *flat, *parts.query_ids)
-    assert [one.ids for one in made.encode] == [(*parts.prefix_ids, *ids) for ids in windows]
-    prompt = WindowedPrompt.of(made.read.params, made.read.ids)
-    assert prompt is not None
-    assert prompt.windows == tuple(windows)
+    assert made.ids == (*parts.prefix_ids, *flat, *parts.query_ids)
+    assert [one.ids for one in made.encodings] == [(*parts.prefix_ids, *ids) for ids in windows]
     bare = WindowPrompts(small.tokenizer()).build("What is white?", [])
-    assert bare.encode == ()
-    assert bare.read.params is None
+    assert (bare.encodings, bare.params) == ((), None)
 
 
 @pytest.mark.parametrize(
     "method",
-    "ape structured-prompting mateicl ensemble sequential linked+pcw deep-thinking+pcw".split(),
+    [
+        *("ape", "structured-prompting", "mateicl", "ensemble", "sequential", "sink"),
+        *("linked+pcw", "deep-thinking+pcw"),
+    ],
 )
 def test_methods_that_are_more_than_a_temperature_are_refused(method: str) -> None:
     with pytest.raises(MethodError, match="vLLM"):
         WindowPrompts(small.tokenizer(), method=method)
+    with pytest.raises(MethodError, match="vLLM"):
+        WindowPrompts(small.tokenizer()).build("What is white?", [], method)
 
 
 def test_methods_that_are_a_temperature() -> None:
@@ -109,14 +101,16 @@ def test_methods_that_are_a_temperature() -> None:
 
 
 def test_encoding_requests_are_sent_once_unless_they_are_needed_again() -> None:
-    one, two = TokenRequest((1, 2), {"encode": True}), TokenRequest((1, 2), {"prefix": 1})
+    asked = WindowedPrompt((1,), ((2, 3), (4,), (2, 3)), (5,))
+    one, two = WindowedPrompt((1,), ((2, 3),)), WindowedPrompt((1,), ((4,),))
     encoded = Encoded()
-    assert encoded.missing([one, two, one]) == [one, two]
-    encoded.note([one])
-    assert encoded.missing([one, two]) == [two]
-    assert encoded.missing([one, two], again=True) == [one, two]
-    encoded.forget([one])
-    assert encoded.missing([one]) == [one]
+    assert encoded.missing([asked, asked]) == [one, two]
+    encoded.note(one)
+    assert encoded.missing([asked]) == [two]
+    # The same tokens behind another prefix are another window.
+    assert encoded.missing([WindowedPrompt((), ((1, 2, 3),), (5,))])
+    encoded.forget(asked)
+    assert encoded.missing([asked]) == [one, two]
 
 
 def computed(tokens: int) -> list[torch.Tensor]:
@@ -125,34 +119,36 @@ def computed(tokens: int) -> list[torch.Tensor]:
 
 def test_entries_come_back_and_what_is_missing_is_named(tmp_path: Path) -> None:
     model = bytes(32)
-    options = EntryOptions.of({"memory": "4MiB", "path": str(tmp_path)})
+    options = EntryOptions.model_validate({"memory": "4MiB", "path": str(tmp_path)})
     encode = WindowedPrompt.of({"prefix": 2, "encode": True}, IDS[:7])
     read = WindowedPrompt.of({"prefix": 2, "windows": [5, 3]}, IDS)
     assert encode is not None
     assert read is not None
     layers = computed(7)
     entries = Entries(options, model)
-    entries.keep(encode, layers, 0.1)
-    with pytest.raises(MissingEntriesError, match=r"Windows \[1\]"):
+    entries.keep(encode, layers)
+    with pytest.raises(CacheError, match="window 1"):
         entries.find(read)
     behind = WindowedPrompt.of({"prefix": 2, "encode": True}, (*IDS[:2], *IDS[7:10]))
     assert behind is not None
-    entries.keep(behind, computed(5), 0.1)
-    entries.close()
-    again = Entries(EntryOptions.of({"memory": None, "path": str(tmp_path)}), model)
+    entries.keep(behind, computed(5))
+    entries.cache.close()
+    again = Entries(EntryOptions.model_validate({"memory": None, "path": str(tmp_path)}), model)
     prefix, first, second = again.find(read)
     assert [prefix.start, first.start, second.start] == [0, 2, 2]
     for layer in range(3):
         torch.testing.assert_close(prefix.keys[layer], layers[layer][0, :, :2], atol=0, rtol=0)
         torch.testing.assert_close(first.values[layer], layers[layer][1, :, 2:], atol=0, rtol=0)
-    with pytest.raises(MissingEntriesError):
-        Entries(EntryOptions.of({"memory": None, "path": str(tmp_path)}), b"1" * 32).find(read)
-    again.close()
+    with pytest.raises(CacheError, match="Not encoded"):
+        Entries(
+            EntryOptions.model_validate({"memory": None, "path": str(tmp_path)}), b"1" * 32
+        ).find(read)
+    again.cache.close()
 
 
 def test_what_was_encoded_last_is_found_though_the_cache_has_no_room() -> None:
     # 7 tokens are 2,688 bytes here.
-    entries = Entries(EntryOptions.of({"memory": 1, "recent": 6000}), bytes(32))
+    entries = Entries(EntryOptions.model_validate({"memory": 1, "recent": 6000}), bytes(32))
     asked = []
     for number in range(3):
         ids = tuple(range(number * 50, number * 50 + 8))
@@ -161,27 +157,27 @@ def test_what_was_encoded_last_is_found_though_the_cache_has_no_room() -> None:
         assert encode is not None
         assert read is not None
         asked.append(read)
-        entries.keep(encode, computed(7), 0.1)
+        entries.keep(encode, computed(7))
         assert len(entries.find(read)) == 2
     assert entries.find(asked[1])
-    with pytest.raises(MissingEntriesError, match=r"Windows \[0\]"):
+    with pytest.raises(CacheError, match="window 0"):
         entries.find(asked[0])
 
 
 def test_a_salt_keeps_entries_apart(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    options = EntryOptions.of({"memory": None, "path": str(tmp_path)})
+    options = EntryOptions.model_validate({"memory": None, "path": str(tmp_path)})
     encode = WindowedPrompt.of({"encode": True}, IDS)
     assert encode is not None
-    read = WindowedPrompt(encode.prefix, encode.windows, 1)
+    read = WindowedPrompt(encode.prefix, encode.windows, (1,))
     monkeypatch.setenv("RAG_WINDOWS_SALT", "one tenant")
     with_salt = Entries(options, bytes(32))
-    with_salt.keep(encode, computed(len(IDS)), 0.1)
+    with_salt.keep(encode, computed(len(IDS)))
     with_salt.cache.flush()
     assert with_salt.find(read)
     monkeypatch.delenv("RAG_WINDOWS_SALT")
-    with pytest.raises(MissingEntriesError):
+    with pytest.raises(CacheError, match="Not encoded"):
         Entries(options, bytes(32)).find(read)
-    with_salt.close()
+    with_salt.cache.close()
 
 
 def test_keys_that_are_no_numbers_are_not_kept() -> None:
@@ -189,15 +185,15 @@ def test_keys_that_are_no_numbers_are_not_kept() -> None:
     assert encode is not None
     bad = computed(len(IDS))
     bad[1][0, 0, 3] = torch.nan
-    entries = Entries(EntryOptions.of({"memory": "4MiB"}), bytes(32))
+    entries = Entries(EntryOptions.model_validate({"memory": "4MiB"}), bytes(32))
     with pytest.raises(CacheError, match="NaN"):
-        entries.keep(encode, bad, 0.1)
+        entries.keep(encode, bad)
 
 
 def test_options_that_are_none_are_refused() -> None:
     for given in ({"salt": "secret"}, {"model_fingerprint": "short"}, {"memory": 1.5}):
         with pytest.raises(InputError, match=next(iter(given))):
-            EntryOptions.of(given)
+            checked(EntryOptions, given, "kv_connector_extra_config")
 
 
 def test_fingerprints_follow_the_files(tmp_path: Path) -> None:
