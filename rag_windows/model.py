@@ -15,6 +15,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from rag_windows import loading
 from rag_windows.batching.questions import answer_all, checked
 from rag_windows.batching.scheduler import Scheduler, shared_scheduler
+from rag_windows.cache.encoder import CachedEncoder
 from rag_windows.cache.passage_cache import PassageCache, Size
 from rag_windows.calibration import Example, Profile
 from rag_windows.calibration.calibrate import KEEP_BYTES, By, Metric, OnProgress, calibrate
@@ -200,6 +201,24 @@ class WindowedLM:
         other = self.with_cache(None if self.cache is None else self.cache.tenant(salt))
         other._host = self._host or self
         return other
+
+    def fingerprints(self) -> tuple[str, str]:
+        """Those of model and tokenizer that entries are filed under: 64 hexadecimal digits each.
+
+        Another inference engine finds this model's entries by them (docs/vllm.md). The first call
+        reads all weights, as the first request does.
+
+        Raises:
+            InputError: there is no cache, or windows of this model are not cached.
+        """
+        encoder = self.engine.encoder
+        model, tokenizer = encoder.identity() if isinstance(encoder, CachedEncoder) else (None, b"")
+        if model is None:
+            raise InputError(
+                "Windows of this model are not cached, so it has no fingerprint. Load it with "
+                "cache=True or a PassageCache; where there is one, a warning says what prevents it."
+            )
+        return model.hex(), tokenizer.hex()
 
     @stop_iteration_told
     def generate(

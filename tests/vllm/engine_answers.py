@@ -26,7 +26,6 @@ from transformers import (
 
 import rag_windows
 from rag_windows import APE, PCW, PassageCache, WindowedLM
-from rag_windows.cache.encoder import CachedEncoder
 from tests.vllm.cases import CASES, MODELS, NEW_TOKENS, Case
 
 SHAPE: dict[str, Any] = {
@@ -113,11 +112,7 @@ def main(folder: Path) -> None:
             with PassageCache(path=folder / "entries" / dtype) as cache:
                 lm = WindowedLM.from_pretrained(folder / name, dtype=dtype, cache=cache)
                 told = {case.name: answers(lm, case) for case in CASES}
-                encoder = lm.engine.encoder
-                assert isinstance(encoder, CachedEncoder)
-                model, tokenizer = encoder.identity()
-                assert model is not None
-            identity = [model.hex(), tokenizer.hex()]
+                identity = lm.fingerprints()
             found[f"{name} {dtype}"] = {"answers": told, "identity": identity}
     (folder / "answers.json").write_text(json.dumps(found))
 

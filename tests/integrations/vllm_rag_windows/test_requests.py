@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from rag_windows import APE, PCW, Passage
+from rag_windows import APE, PCW, Passage, PassageCache
 from rag_windows.errors import CacheError, InputError, MethodError, UnsupportedModelError
 from rag_windows.interchange import Prompt
 from tests.rag_windows import small
@@ -144,6 +144,24 @@ def test_entries_come_back_and_what_is_missing_is_named(tmp_path: Path) -> None:
             EntryOptions.model_validate({"memory": None, "path": str(tmp_path)}), b"1" * 32
         ).find(read)
     again.cache.close()
+
+
+def test_entries_of_the_engine_are_found_by_its_fingerprints(tmp_path: Path) -> None:
+    with PassageCache(path=tmp_path) as cache:
+        lm = small.wrapped(cache=cache)
+        lm.warm(["One is white.", "Two is black."])
+        model, tokenizer = lm.fingerprints()
+    given = {"memory": None, "path": str(tmp_path), "tokenizer_fingerprint": tokenizer}
+    asked = WindowPrompts(lm.tokenizer).build("What is white?", ["Two is black.", "One is white."])
+    entries = Entries(EntryOptions.model_validate(given), bytes.fromhex(model))
+    assert [len(one.ids) for one in entries.find(asked)] == [
+        len(ids) for ids in (asked.prefix, *asked.windows)
+    ]
+    other = Entries(EntryOptions.model_validate({"path": str(tmp_path)}), bytes.fromhex(model))
+    with pytest.raises(CacheError, match="Not encoded"):
+        other.find(asked)
+    with pytest.raises(InputError, match="not cached"):
+        lm.with_cache(None).fingerprints()
 
 
 def test_what_was_encoded_last_is_found_though_the_cache_has_no_room() -> None:
