@@ -11,7 +11,8 @@ token ids of a conversation and its passages.
 
 from __future__ import annotations
 
-from rag_windows.cache.codec import EXACT, Entry, is_finite
+from rag_windows.cache import codec
+from rag_windows.cache.codec import Entry, is_finite
 from rag_windows.cache.keys import NO_TOKENIZER, KeyScope
 from rag_windows.cache.passage_cache import PassageCache
 from rag_windows.kv import Window
@@ -19,6 +20,9 @@ from rag_windows.methods import Method, resolve
 from rag_windows.methods.base import query_bias
 from rag_windows.passage import Passage, passage_of
 from rag_windows.prompt.builder import Prompt, PromptParts
+
+EXACT = codec.EXACT
+"""The form in which entries are stored as computed; part of what they are filed under."""
 
 __all__ = [
     "EXACT",
