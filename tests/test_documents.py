@@ -468,6 +468,7 @@ def test_paths_named_in_documents_exist() -> None:
     for document in (*PAGES, ROOT / "CONTRIBUTING.md"):
         for name in re.findall(r"`([\w.-]+(?:/[\w.-]*)+)`", document.read_text(encoding="utf-8")):
             top = name.partition("/")[0]
-            if (ROOT / top).exists() and not (ROOT / name).exists():
+            made = top == "runs"  # what commands write, for users and in this repository alike
+            if not made and (ROOT / top).exists() and not (ROOT / name).exists():
                 missing.append(f"{document.name}: {name}")
     assert missing == []
