@@ -37,13 +37,18 @@ from rag_windows.methods import Method, resolve
 from rag_windows.methods.registry import describe
 from rag_windows.prompt.builder import Header
 from rag_windows_retrievers import BM25Retriever
+from training.connected import Connected
 from training.tasks import NEEDS_TWO, TASKS, Case, draw_case
 
-MODELS = {"two-hop": "tiny-learner", "classification": "tiny-learner"}
+CONNECTED = [name for name, task in TASKS.items() if isinstance(task, Connected)]
+MODELS = {
+    **dict.fromkeys(["two-hop", "classification"], "tiny-learner"),
+    **dict.fromkeys([*CONNECTED, "many alike"], "tiny-connector"),
+}
 """The model that has learned a task; the others are `READER`'s."""
 READER = "tiny-reader"
 
-ASKED = ["single", "two-hop", "not stated", "follow-up", "classification"]
+ASKED = ["single", "two-hop", "not stated", "follow-up", "classification", *CONNECTED, "many alike"]
 """Tasks of the models that are in the repository, asked unless others are named."""
 
 
@@ -87,6 +92,7 @@ ROWS = {
     "linked 15%, first": Row("linked:tokens=0.15,choose=first"),
     "linked 15%, deviation": Row("linked:tokens=0.15,choose=deviation"),
     "linked 15%, query": Row("linked:tokens=0.15,choose=query"),
+    "linked 15%, last": Row("linked:tokens=0.15,choose=last"),
     "neighbours": Row("neighbours"),
     "neighbours + ape": Row("neighbours+ape"),
     "sink": Row("sink:tokens=4"),

@@ -10,28 +10,17 @@ import numpy as np
 
 from training.samples import (
     LINKS,
-    Context,
+    Hint,
     Recipe,
     Sample,
     Turn,
     draw_forms,
-    draw_hop,
     draw_kind,
-    draw_linked,
-    draw_stated,
+    target_of,
 )
-from training.world import (
-    ANIMALS,
-    COLOURS,
-    KINDS,
-    Entity,
-    Relation,
-    Split,
-    are_held_out,
-    pick,
-)
+from training.world import KINDS, NOUNS, Entity, Relation, Split, pick
 
-Task = Literal["split documents", "aliases", "joined", "corrections"]
+Task = Literal["split documents", "aliases", "joined", "joined by name", "corrections"]
 
 ALIASES = (
     "{n} is also known as {a}.",
@@ -50,9 +39,13 @@ class Connected:
     - "split documents": a document about one entity is cut into two or four passages that follow
       each other. The first one has the title and the name; the others say he, she, it or "the
       company" alone.
-    - "aliases": one passage says by which other name an entity goes; a later one uses that alone.
-    - "joined": half of the passages name the others' entities as their founder, author, employer
-      ..., and come after them. A question through such a link is answered at once.
+    - "aliases": one passage says what an entity is called for short; a later one uses that alone.
+      Two entities are called the same, as in contracts: the passage before it tells whom a passage
+      is about.
+    - "joined": every other passage names the founder, author, employer ... of its entity; the one
+      behind it tells of "the founder" alone. A question through that link is answered at once.
+    - "joined by name": likewise, but the later passage has the founder's name, and the passages are
+      in any order in which the link comes first.
     - "corrections": a later passage about the same entity states other values. Some say that they
       are "contrary to the earlier report"; else the order alone tells which value holds.
 
@@ -77,14 +70,52 @@ class _Drawn:
     """
 
     passages: list[tuple[str | None, str]] = field(default_factory=list)
+    hints: list[tuple[Hint, ...]] = field(default_factory=list)
     documents: list[int] = field(default_factory=list)
     needy: list[tuple[Entity, str, int]] = field(default_factory=list)
     plain: list[tuple[Entity, str, int]] = field(default_factory=list)
 
+    def add(self, title: str | None, said: Sequence[Said], document: int) -> None:
+        """Add a passage of these sentences."""
+        starts, text = [], ""
+        for sentence, _ in said:
+            starts.append(len(text) + (text != ""))
+            text = f"{text} {sentence}" if text else sentence
+        self.passages.append((title, text))
+        self.hints.append(
+            tuple(
+                replace(hint, start=start + hint.start, end=start + hint.end)
+                for start, (_, hints) in zip(starts, said, strict=True)
+                for hint in hints
+            )
+        )
+        self.documents.append(document)
+
+
+Said = tuple[str, tuple[Hint, ...]]
+"""A sentence, and whom it is about."""
+
+
+def _say(
+    entity: Entity, relation: str, form: int, name: str | None = None, link: str | None = None
+) -> Said:
+    """A statement of a fact, with hints where it has said whom it is about, and for the value."""
+    return _hinted(entity.state(relation, form, name), entity, relation, name, link)
+
+
+def _hinted(
+    sentence: str, entity: Entity, relation: str, name: str | None = None, link: str | None = None
+) -> Said:
+    value = sentence.rindex(entity.facts[relation])
+    named = name or entity.name
+    end = sentence.lower().index(named.lower()) + len(named)
+    spans = (end - len(named.split(" ")[-1]), end), (value, len(sentence))
+    return sentence, tuple(Hint(*span, entity.name, link) for span in spans)
+
 
 def draw_connected(rng: np.random.Generator, recipe: Connected, split: Split = "train") -> Sample:
     """Draws one context with its questions."""
-    if recipe.task == "joined":
+    if recipe.task in ("joined", "joined by name"):
         return _joined(rng, recipe, split)
     drawn = _DRAW[recipe.task](rng, recipe, split)
     turns = []
@@ -101,7 +132,12 @@ def draw_connected(rng: np.random.Generator, recipe: Connected, split: Split = "
         blind = stated.count(answer) / len(stated)
         task = "single" if plain else recipe.task
         turns.append(Turn(question, answer, None, task, blind, entity.name))
-    return Sample(tuple(drawn.passages), tuple(turns), documents=tuple(drawn.documents))
+    return Sample(
+        tuple(drawn.passages),
+        tuple(turns),
+        documents=tuple(drawn.documents),
+        hints=tuple(drawn.hints),
+    )
 
 
 def _entities(
@@ -147,45 +183,42 @@ def _split_documents(rng: np.random.Generator, recipe: Connected, split: Split) 
         # A document without so many facts has some of them again, in other words.
         relations += [pick(rng, relations) for _ in range(counts[number] - len(relations))]
         for chunk, part in enumerate(np.array_split(np.array(relations), counts[number])):
-            sentences = []
+            said = []
             for place, relation in enumerate(part.tolist()):
                 asked, name = entity.kind.relations[relation], None
                 form = asked.draw_pair(rng, split)[0]
                 if chunk or (place and rng.random() < 0.3):
                     form, name = _later_form(rng, entity, asked, split)
-                sentences.append(entity.state(relation, form, name))
+                said.append(_say(entity, relation, form, name))
                 (drawn.needy if chunk else drawn.plain).append((entity, relation, form))
-            drawn.passages.append((None if chunk else entity.name, " ".join(sentences)))
-            drawn.documents.append(number)
+            drawn.add(None if chunk else entity.name, said, number)
     return drawn
 
 
 def _aliases(rng: np.random.Generator, recipe: Connected, split: Split) -> _Drawn:
     entities = _entities(rng, recipe, split, (recipe.passages + 1) // 2)
-    drawn, taken, pairs = _Drawn(), set[tuple[int, int]](), []
-    for entity in entities:
-        while True:
-            two = int(rng.integers(len(COLOURS))), int(rng.integers(len(ANIMALS)))
-            if two not in taken and are_held_out(*two) == (split == "held-out"):
-                break
-        taken.add(two)
-        alias = f"{COLOURS[two[0]].title()} {ANIMALS[two[1]].title()}"
+    drawn, pairs = _Drawn(), list[list[Told]]()
+    words = rng.permutation(len(NOUNS))
+    for number, entity in enumerate(entities):
+        alias = NOUNS[words[number // 2]]
         relations = _shuffled(rng, entity)
         own, rest = relations[: len(relations) > 2], relations[len(relations) > 2 :]
-        texts: list[list[str]] = [[pick(rng, ALIASES).format(n=entity.name, a=f"the {alias}")], []]
+        known = pick(rng, ALIASES).format(n=entity.name, a=f"the {alias}")
+        texts: list[list[Said]] = [[(known, ())], []]
         for relation in (*own, *rest):
             form = entity.kind.relations[relation].draw_pair(rng, split)[0]
             name = None if relation in own else f"the {alias}"
-            texts[relation not in own].append(entity.state(relation, form, name))
+            texts[relation not in own].append(_say(entity, relation, form, name))
             (drawn.plain if relation in own else drawn.needy).append((entity, relation, form))
         texts[0] = [texts[0][i] for i in rng.permutation(len(texts[0]))]
-        pairs.append([(entity.name, " ".join(texts[0])), (alias, " ".join(texts[1]))])
-    return _in_pairs(rng, recipe, drawn, pairs, entities[-1])
+        pairs.append([(entity.name, texts[0]), (alias, texts[1])])
+    _last_as_one(recipe, drawn, pairs, entities[-1])
+    return _in_turns(rng, drawn, [_row(pairs)])
 
 
 def _corrections(rng: np.random.Generator, recipe: Connected, split: Split) -> _Drawn:
     entities = _entities(rng, recipe, split, (recipe.passages + 1) // 2)
-    drawn, pairs = _Drawn(), []
+    drawn, pairs = _Drawn(), list[list[Told]]()
     for entity in entities:
         relations = _shuffled(rng, entity)
         changed = relations[: (len(relations) + 1) // 2]
@@ -193,77 +226,108 @@ def _corrections(rng: np.random.Generator, recipe: Connected, split: Split) -> _
         before = replace(entity, facts={**entity.facts, **values})
         forms = draw_forms(rng, entity, split)
         relations = [relations[i] for i in rng.permutation(len(relations))]
-        first = " ".join(before.state(r, forms[r]) for r in relations)
+        first = [_say(before, r, forms[r]) for r in relations]
         drawn.plain.extend((entity, r, forms[r]) for r in relations if r not in changed)
         later = []
         for relation in changed:
             form = entity.kind.relations[relation].draw_pair(rng, split)[0]
-            later.append(entity.state(relation, form))
+            later.append(_say(entity, relation, form))
             drawn.needy.append((entity, relation, form))
-        second = " ".join(later)
         if rng.random() < 0.5:
-            starts_with_name = second.startswith(entity.name)
-            second = CONTRARY + (second if starts_with_name else second[0].lower() + second[1:])
-        pairs.append([(entity.name, first), (entity.name, second)])
-    return _in_pairs(rng, recipe, drawn, pairs, entities[-1])
+            text, _ = later[0]
+            text = CONTRARY + (text if text.startswith(entity.name) else text[0].lower() + text[1:])
+            later[0] = _hinted(text, entity, changed[0])
+        pairs.append([(entity.name, first), (entity.name, later)])
+    _last_as_one(recipe, drawn, pairs, entities[-1])
+    return _in_turns(rng, drawn, pairs)
 
 
-def _in_pairs(
-    rng: np.random.Generator,
-    recipe: Connected,
-    drawn: _Drawn,
-    pairs: Sequence[Sequence[tuple[str | None, str]]],
-    last: Entity,
-) -> _Drawn:
-    """Passages in random order, but the first of a pair before the second.
+Told = tuple[str | None, list[Said]]
+"""Title and sentences of a passage."""
 
-    For an odd number of passages the last entity's two are one, which needs no other.
-    """
+
+def _last_as_one(
+    recipe: Connected, drawn: _Drawn, pairs: Sequence[list[Told]], last: Entity
+) -> None:
+    """Makes one passage, which needs no other, of the last two where their number is odd."""
     if recipe.passages % 2:
         drawn.plain.extend(fact for fact in drawn.needy if fact[0] is last)
         drawn.needy[:] = [fact for fact in drawn.needy if fact[0] is not last]
-    order = [(int(i), 0) for i in rng.permutation(len(pairs))]
-    for number in rng.permutation(len(pairs)).tolist():
-        if number == len(pairs) - 1 and recipe.passages % 2:
-            continue
-        behind = order.index((number, 0)) + 1
-        order.insert(int(rng.integers(behind, len(order) + 1)), (number, 1))
-    for number, which in order:
-        title, text = pairs[number][which]
-        if which == 0 and (number, 1) not in order:
-            text = f"{text} {pairs[number][1][1]}"
-        drawn.passages.append((title, text))
-        drawn.documents.append(len(drawn.documents))
+        (title, first), (_, second) = pairs[-1]
+        pairs[-1][:] = [(title, [*first, *second])]
+
+
+def _row(lines: Sequence[Sequence[Told]]) -> list[Told]:
+    return [told for line in lines for told in line]
+
+
+def _in_turns(rng: np.random.Generator, drawn: _Drawn, lines: Sequence[Sequence[Told]]) -> _Drawn:
+    """Adds passages in random order, but those of a line as they stand."""
+    turns = np.repeat(np.arange(len(lines)), [len(line) for line in lines])
+    left = [iter(line) for line in lines]
+    for number in rng.permutation(turns).tolist():
+        title, said = next(left[number])
+        drawn.add(title, said, len(drawn.documents))
     return drawn
 
 
+def _linked(
+    rng: np.random.Generator, recipe: Connected, split: Split
+) -> tuple[str, list[tuple[Entity, Entity]]]:
+    """A relation, and pairs of an entity and the one that it names by this relation."""
+    kind, relation = pick(rng, LINKS)
+    like, count = Recipe(recipe.passages, kin=recipe.kin), (recipe.passages + 1) // 2
+    sources = draw_kind(rng, like, split, kind, count, recipe.facts, always=relation)
+    named = draw_kind(rng, like, split, target_of(kind, relation), count, recipe.facts)
+    pairs = zip(sources, named, strict=True)
+    return relation, [
+        (replace(one, facts={**one.facts, relation: other.name}), other) for one, other in pairs
+    ]
+
+
 def _joined(rng: np.random.Generator, recipe: Connected, split: Split) -> Sample:
-    plain = Recipe(recipe.passages, recipe.facts, linked=True, kin=recipe.kin, fewer=0.0)
-    drawn = draw_linked(rng, plain, split)
-    reached = (recipe.passages + 1) // 2
-    order = [drawn[i] for i in rng.permutation(reached)]
-    for number in (reached + rng.permutation(len(drawn) - reached)).tolist():
-        named = {v for r, v in drawn[number].facts.items() if (drawn[number].kind, r) in LINKS}
-        behind = 1 + max((i for i, one in enumerate(order) if one.name in named), default=-1)
-        order.insert(int(rng.integers(behind, len(order) + 1)), drawn[number])
-    forms = [draw_forms(rng, one, split) for one in order]
-    names = {one.name for one in order}
-    if not any(
-        (one.kind, r) in LINKS and v in names for one in order for r, v in one.facts.items()
-    ):
-        return _joined(rng, recipe, split)
-    context, turns = Context(order, forms), list[Turn]()
+    """Either task: with the name of whom the later passage is about, or without."""
+    relation, pairs = _linked(rng, recipe, split)
+    forms = {entity.name: draw_forms(rng, entity, split) for pair in pairs for entity in pair}
+    by_name, drawn, lines = recipe.task == "joined by name", _Drawn(), []
+    for source, target in pairs:
+        first, second = (
+            [
+                _say(entity, name, forms[entity.name][name], said, link)
+                for name in _shuffled(rng, entity)
+            ]
+            for entity, said, link in (
+                (source, None, None),
+                (target, None if by_name else _role(source, relation), source.name),
+            )
+        )
+        lines.append([(source.name, first), (target.name if by_name else None, second)])
+    needy = pairs
+    if recipe.passages % 2:
+        (title, first), (_, second) = lines[-1]
+        needy, lines[-1] = pairs[:-1] or pairs, [(title, [*first, *second])]
+    lines = lines if by_name else [_row([lines[i] for i in rng.permutation(len(lines))])]
+    _in_turns(rng, drawn, lines)
+    turns = list[Turn]()
     while len(turns) < recipe.questions:
-        if rng.random() < recipe.plain:
-            number = int(rng.integers(len(order)))
-            relation = pick(rng, list(order[number].facts))
-            turns.append(draw_stated(rng, context, number, relation, split, False))
-            continue
-        turn = draw_hop(rng, context, split)
-        if turn is not None and turn.task == "two-hop":  # else the link leads out of the passages
-            answer = turn.answer.removeprefix(f"{turn.steps} ")
-            turns.append(replace(turn, answer=answer, steps=None, task="joined"))
-    return Sample(context.passages(rng, plain), tuple(turns))
+        plain = rng.random() < recipe.plain
+        source, target = pick(rng, pairs if plain else needy)
+        asked = source if plain else target
+        wanted = pick(rng, list(asked.facts))
+        form = asked.kind.relations[wanted].draw_question(rng, forms[asked.name][wanted], split)
+        bridge = str(source.kind.relations[relation].bridge).format(n=source.name)
+        question = asked.ask(wanted, form, None if plain else bridge)
+        stated = [pair[not plain].facts.get(wanted) for pair in pairs]
+        answer = asked.facts[wanted]
+        blind = stated.count(answer) / (len(stated) - stated.count(None))
+        task = "single" if plain else recipe.task
+        turns.append(Turn(question, answer, None, task, blind, source.name))
+    return Sample(tuple(drawn.passages), tuple(turns), hints=tuple(drawn.hints))
+
+
+def _role(entity: Entity, relation: str) -> str:
+    """What the one that it names by this relation is called: "the founder"."""
+    return str(entity.kind.relations[relation].bridge).removesuffix(" of {n}")
 
 
 _DRAW: Mapping[str, Callable[[np.random.Generator, Connected, Split], _Drawn]] = {

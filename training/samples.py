@@ -96,11 +96,25 @@ class Turn:
 
 
 @dataclass(frozen=True, slots=True)
+class Hint:
+    """Whom the characters from `start` to before `end` of a passage's text are about.
+
+    `link` is the entity of another passage that names this one as its founder, author ...
+    """
+
+    start: int
+    end: int
+    name: str
+    link: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Sample:
     """A context with its conversation: (title, text) of each passage, then the turns.
 
     `before` is text of the user's first message in front of the passages, `documents` the number of
-    the document that each passage is a part of, where passages are parts.
+    the document that each passage is a part of, where passages are parts. `hints` say, of each
+    passage, whom its values are about, where a reader is to be taught that.
     """
 
     passages: tuple[tuple[str | None, str], ...]
@@ -108,6 +122,7 @@ class Sample:
     system: str | None = None
     before: str = ""
     documents: tuple[int, ...] = ()
+    hints: tuple[tuple[Hint, ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,7 +225,7 @@ LINKS = [
 """Kinds with the relation that names an entity of another kind."""
 
 
-def _target(kind: Kind, relation: str) -> Kind:
+def target_of(kind: Kind, relation: str) -> Kind:
     """The kind whose names are the relation's values."""
     values = kind.relations[relation].values
     return kind_named(values.kind) if isinstance(values, NamesOf) else kind
@@ -219,7 +234,7 @@ def _target(kind: Kind, relation: str) -> Kind:
 def draw_linked(rng: np.random.Generator, recipe: Recipe, split: Split) -> list[Entity]:
     """Half of the entities, rounded up, and others that name them by one relation."""
     kind, relation = pick(rng, LINKS)
-    target = _target(kind, relation)
+    target = target_of(kind, relation)
     reached = (recipe.entities + 1) // 2
     facts = max(2, _facts(rng, recipe))
     targets = draw_kind(rng, recipe, split, target, reached, facts)
@@ -319,7 +334,7 @@ def draw_hop(rng: np.random.Generator, context: Context, split: Split) -> Turn |
     described = str(bridge).format(n=source.name)
     reached = next((i for i, one in enumerate(context.entities) if one.name == name), None)
     if reached is None:
-        target = _target(source.kind, relation)
+        target = target_of(source.kind, relation)
         wanted = pick(rng, list(target.relations))
         form = target.relations[wanted].draw_pair(rng, split)[1]
         first, second = name.split(" ")

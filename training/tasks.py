@@ -41,11 +41,12 @@ TASKS: Mapping[str, AnyRecipe] = {
     "split documents": Connected("split documents", 1, questions=1),
     "aliases": Connected("aliases", 1, questions=1),
     "joined": Connected("joined", 1, questions=1),
+    "joined by name": Connected("joined by name", 1, questions=1),
     "corrections": Connected("corrections", 1, questions=1),
     # Every name shares a word with another one's, and all state the same relations.
     "many alike": replace(PLAIN, kin=1.0),
 }
-NEEDS_TWO = {"two-hop", "split documents", "aliases", "joined", "corrections"}
+NEEDS_TWO = {"two-hop"} | {name for name, task in TASKS.items() if isinstance(task, Connected)}
 """Tasks whose questions need more than one passage."""
 
 

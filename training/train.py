@@ -11,16 +11,19 @@ all four stay frozen; without it such a model stays blind to names for hours.
 The curriculum is the order of training: what a batch may be made of, how often, and when a level is
 passed. The reader: more passages first, then harder names, pronouns and follow-ups. The learner
 goes on from the reader: in-context classification, and links between passages. The connector does
-so with two more layers (`--layers 6`): passages that need one another, and many that are alike.
+so with more layers (`--layers 8`): passages that need one another, and many that are alike. Beside
+the answers it is taught whom each value is about, where a passage alone does not tell: what it has
+read two layers before its last one must name that entity. What reads these names off is not kept.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import logging
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -29,13 +32,14 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import save_file
 from torch import nn
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from transformers.utils.logging import disable_progress_bar
 
 from training.connected import Connected, Task
 from training.samples import Demonstrations, Recipe
 from training.tasks import AnyRecipe, draw
-from training.tokens import ANSWER, Batch, Encoder, space_twins, train_tokenizer
+from training.tokens import ANSWER, HINTS, Batch, Encoder, space_twins, train_tokenizer
 
 log = logging.getLogger("training")
 
@@ -207,9 +211,22 @@ def _linked(entities: int, questions: int) -> Recipe:
     return replace(_wide(entities, questions), linked=True, hops=0.6)
 
 
-def _connected(passages: int, questions: int) -> list[Connected]:
-    tasks: tuple[Task, ...] = ("split documents", "aliases", "corrections", "joined")
-    return [Connected(one, passages, questions=questions, plain=0.15) for one in tasks]
+def _connected(passages: int, questions: int, share: float) -> list[Level]:
+    """A level a task, the harder ones more often.
+
+    Few questions of many facts: one that was asked before could copy its answer from there.
+    """
+    parts: Mapping[Task, float] = {
+        "split documents": 0.15,
+        "corrections": 0.25,
+        "aliases": 0.2,
+        "joined": 0.15,
+        "joined by name": 0.25,
+    }
+    return [
+        Level(Connected(task, passages, questions=questions, plain=0.15), share * part, 0.85)
+        for task, part in parts.items()
+    ]
 
 
 CURRICULA: Mapping[str, tuple[Level, ...]] = {
@@ -239,10 +256,10 @@ CURRICULA: Mapping[str, tuple[Level, ...]] = {
     ),
     "connector": (
         Level(_wide(8, 24), 0.06, 0.85),
-        Level(Recipe(16, facts=4, questions=32, kin=1.0), 0.08, 0.85),
-        *(Level(one, 0.02, 0.85) for one in _connected(2, 12)),
-        *(Level(one, 0.05, 0.6) for one in _connected(4, 16)),
-        *(Level(one, 0.145, 0.6) for one in _connected(8, 20)),
+        Level(Recipe(16, facts=4, questions=16, kin=1.0), 0.10, 0.85),
+        *_connected(2, 3, 0.02),
+        *_connected(4, 4, 0.28),
+        *_connected(8, 6, 0.55),
     ),
 }
 MIN_STEPS, MAX_STEPS, MEMORY = 30, 250, 0.95
@@ -256,18 +273,19 @@ class Curriculum:
         self.level = self.steps_here = 0
         self.accuracy: dict[int, float] = {}
 
-    def draw(self, rng: np.random.Generator) -> int:
-        """The level of the next batch.
+    def chances(self) -> np.ndarray:
+        """The chance of each level to be that of the next step, (levels,).
 
         On the way up two thirds are of the level reached and the others mostly of weak ones; at the
         top `share` decides.
         """
-        if self.level == len(self.levels) - 1:
-            return int(rng.choice(len(self.levels), p=[level.share for level in self.levels]))
-        if self.level == 0 or rng.random() < 0.67:
-            return self.level
-        errors = np.array([1.03 - self.accuracy.get(k, 0.5) for k in range(self.level)])
-        return int(rng.choice(self.level, p=errors / errors.sum()))
+        chances = np.array([level.share for level in self.levels])
+        if self.level < len(self.levels) - 1:
+            chances[:] = 0
+            errors = np.array([1.03 - self.accuracy.get(k, 0.5) for k in range(self.level)])
+            chances[: self.level] = 0.33 * errors / max(errors.sum(), 1e-9)
+            chances[self.level] = 1 - chances.sum()
+        return chances / chances.sum()
 
     def note(self, level: int, accuracy: float) -> None:
         """Records the share of right answers in one step; goes on to the next level when due."""
@@ -286,7 +304,9 @@ WEIGHTS = (0.0, 1.0, 0.7, 0.3)
 WARM_UP, DECAY_FROM = 100, 0.5
 """Steps of warm-up, and the share of all steps behind which the learning rate falls."""
 MUON_RATE, ADAM_RATE = 0.02, 2e-3
-"""Learning rates after warm-up, before the final decrease."""
+"""Learning rates of a new reader after warm-up, before the final decrease."""
+HINT_WEIGHT = 1.0
+"""Weight of the loss of the hints beside that of the answers."""
 MAX_BYTES = 12_000_000
 """Of a shipped model's weights."""
 SAVE_EVERY = 50
@@ -298,7 +318,9 @@ CHECKPOINT = "checkpoint.pt"
 class Settings:
     """What a run is made of; `tokens` are those of a batch, `batches` those of a step.
 
-    The gradients of a step's batches are averaged.
+    The gradients of a step's batches are averaged. `rate` multiplies both learning rates. `workers`
+    processes draw the batches ahead, by what the curriculum said then; 0: this one does, in time.
+    A run with `minutes` ends by the clock, after fewer steps where they take long.
     """
 
     out: Path
@@ -310,27 +332,78 @@ class Settings:
     curriculum: str = "reader"
     weights: Path | None = None
     layers: int = 4
+    rate: float = 1.0
+    workers: int = 0
+    minutes: float | None = None
 
 
-def answer_loss(model: LlamaForCausalLM, batch: Batch) -> tuple[torch.Tensor, float]:
-    """(weighted mean loss over marked tokens, share of answers whose first token is right)."""
-    # An explicit mask: without one, transformers would take gaps in the positions for the borders
-    # of packed sequences.
-    hidden = model.model(
-        input_ids=batch.ids,
-        attention_mask=torch.ones_like(batch.ids),
-        position_ids=batch.positions,
-        use_cache=False,
-    ).last_hidden_state
-    marks = batch.loss[:, 1:]
-    chosen = marks > 0
-    logits = model.lm_head(hidden[:, :-1][chosen]).float()
-    target = batch.ids[:, 1:][chosen]
-    first = marks[chosen] == ANSWER
-    weights = logits.new_tensor(WEIGHTS)[marks[chosen]]
-    right = (logits.detach().argmax(-1) == target)[first].float().mean()
-    losses = F.cross_entropy(logits, target, reduction="none")
-    return (losses * weights).sum() / weights.sum(), float(right)
+class Steps(IterableDataset[tuple[int, list[Batch]]]):
+    """The steps of a run, from one on: the level of each, and its batches.
+
+    `chances` are those of the levels, shared with the processes that draw.
+    """
+
+    def __init__(self, settings: Settings, encoder: Encoder, first: int) -> None:
+        self.settings, self.encoder, self.first = settings, encoder, first
+        self.levels = CURRICULA[settings.curriculum]
+        self.chances = torch.zeros(len(self.levels), dtype=torch.float64).share_memory_()
+
+    def __iter__(self) -> Iterator[tuple[int, list[Batch]]]:
+        settings, worker = self.settings, get_worker_info()
+        own, workers = (0, 1) if worker is None else (worker.id, worker.num_workers)
+        for step in itertools.count(self.first + own, workers):
+            rng = np.random.default_rng([settings.seed, step])
+            level = int(rng.choice(len(self.levels), p=self.chances.numpy()))
+            numbers = range(1, settings.batches + 1)
+            seeds = [[settings.seed, step, number] for number in numbers]
+            yield level, [self.draw(level, np.random.default_rng(seed)) for seed in seeds]
+
+    def draw(self, level: int, rng: np.random.Generator) -> Batch:
+        """A batch of one level with about `tokens` tokens."""
+        recipe = self.levels[level].recipe
+        first = draw(rng, recipe)
+        count = self.settings.tokens // sum(len(part.ids) for part in self.encoder.parts(first))
+        samples = [first, *(draw(rng, recipe) for _ in range(count - 1))]
+        return self.encoder.batch(samples, rng, recipe.jitter)
+
+
+class Losses(nn.Module):
+    """What is minimized; it has the weights that read hints off what a model has read."""
+
+    def __init__(self, model: LlamaForCausalLM) -> None:
+        super().__init__()
+        size, self.layer = model.config.hidden_size, model.config.num_hidden_layers - 2
+        self.hints = nn.Linear(size, HINTS * size, bias=False)
+
+    def forward(self, model: LlamaForCausalLM, batch: Batch) -> tuple[torch.Tensor, ...]:
+        """(loss, share of answers whose first token is right, share of hinted words right)."""
+        # An explicit mask: without one, transformers would take gaps in the positions for the
+        # borders of packed sequences.
+        found = model.model(
+            input_ids=batch.ids,
+            attention_mask=torch.ones_like(batch.ids),
+            position_ids=batch.positions,
+            use_cache=False,
+            output_hidden_states=True,
+        )
+        marks = batch.loss[:, 1:]
+        chosen = marks > 0
+        logits = model.lm_head(found.last_hidden_state[:, :-1][chosen]).float()
+        target = batch.ids[:, 1:][chosen]
+        first = marks[chosen] == ANSWER
+        weights = logits.new_tensor(WEIGHTS)[marks[chosen]]
+        right = (logits.detach().argmax(-1) == target)[first].float().mean()
+        losses = F.cross_entropy(logits, target, reduction="none")
+        loss = (losses * weights).sum() / weights.sum()
+        named = batch.hints[..., 0] > 0
+        if not bool(named.any()):
+            return loss, right, torch.ones_like(right)
+        hidden = F.rms_norm(found.hidden_states[self.layer][named], (self.hints.in_features,))
+        words = model.lm_head(self.hints(hidden).unflatten(-1, (HINTS, -1))).flatten(0, 1).float()
+        asked = batch.hints[named].flatten()
+        read = F.cross_entropy(words, asked.masked_fill(asked == 0, -100), ignore_index=-100)
+        known = (words.detach().argmax(-1) == asked)[asked > 0].float().mean()
+        return loss + HINT_WEIGHT * read, right, known
 
 
 class Trainer:
@@ -342,60 +415,82 @@ class Trainer:
         if settings.weights is not None:
             start_from(model, settings.weights)
         self.model = model.to(settings.device)
+        torch.manual_seed(settings.seed)
+        self.losses = Losses(model).to(settings.device)
         self.trained = [p for p in self.model.parameters() if p.requires_grad]
         # Muon for the matrices, AdamW for embeddings, biases and norms.
         table = self.model.get_input_embeddings().weight
         matrices = [p for p in self.trained if p.ndim == 2 and p is not table]
         rest = [p for p in self.trained if p.ndim != 2 or p is table]
+        self.trained += self.losses.parameters()
+        rates = MUON_RATE * settings.rate, ADAM_RATE * settings.rate
         muon = torch.optim.Muon(
-            matrices, lr=MUON_RATE, momentum=0.95, weight_decay=0.01, adjust_lr_fn="original"
+            matrices, lr=rates[0], momentum=0.95, weight_decay=0.01, adjust_lr_fn="original"
         )
-        adam = torch.optim.AdamW(rest, lr=ADAM_RATE, betas=(0.9, 0.95), weight_decay=0.0)
-        self.optimizers: dict[torch.optim.Optimizer, float] = {muon: MUON_RATE, adam: ADAM_RATE}
+        rest += self.losses.parameters()
+        adam = torch.optim.AdamW(rest, lr=rates[1], betas=(0.9, 0.95), weight_decay=0.0)
+        self.optimizers = dict[torch.optim.Optimizer, float](zip((muon, adam), rates, strict=True))
         self.curriculum = Curriculum(settings.curriculum)
-        self.step = 0
+        self.step, self.known, self.seconds = 0, 0.0, 0.0
+        self._steps: Iterator[tuple[int, list[Batch]]] | None = None
 
-    def draw(self, level: int, rng: np.random.Generator) -> Batch:
-        """A batch of one level with about `tokens` tokens."""
-        recipe = self.curriculum.levels[level].recipe
-        first = draw(rng, recipe)
-        count = self.settings.tokens // sum(len(ids) for ids, _ in self.encoder.parts(first))
-        samples = [first, *(draw(rng, recipe) for _ in range(count - 1))]
-        batch = self.encoder.batch(samples, rng, recipe.jitter)
-        return Batch(*(tensor.to(self.settings.device) for tensor in batch))
+    def _next(self) -> tuple[int, list[Batch]]:
+        """The level and the batches of the next step."""
+        settings = self.settings
+        if self._steps is None:
+            data = Steps(settings, self.encoder, self.step)
+            self._chances = data.chances
+            self._note()
+            self._steps = iter(DataLoader(data, batch_size=None, num_workers=settings.workers))
+        return next(self._steps)
+
+    def _note(self) -> None:
+        self._chances.copy_(torch.from_numpy(self.curriculum.chances()))
+
+    @property
+    def done(self) -> float:
+        """How much of the run lies behind, from 0 to 1."""
+        minutes = self.settings.minutes
+        by_the_clock = 0.0 if minutes is None else self.seconds / (60 * minutes)
+        return min(1.0, max(self.step / self.settings.steps, by_the_clock))
 
     def train_step(self) -> float:
         """One step over batches of one level; returns their loss."""
-        settings = self.settings
-        level = self.curriculum.draw(np.random.default_rng([settings.seed, self.step]))
+        settings, begun = self.settings, time.monotonic()
+        level, batches = self._next()
         # Warm-up, constant, then a line down to 2%.
-        tail = (1 - self.step / settings.steps) / (1 - DECAY_FROM)
+        tail = (1 - self.done) / (1 - DECAY_FROM)
         factor = min(1.0, (self.step + 1) / WARM_UP, max(0.02, tail))
         for optimizer, rate in self.optimizers.items():
             optimizer.zero_grad()
             for group in optimizer.param_groups:
                 group["lr"] = rate * factor
         losses, shares = [], []
-        for number in range(1, settings.batches + 1):
-            batch = self.draw(level, np.random.default_rng([settings.seed, self.step, number]))
+        for batch in batches:
+            there = Batch(*(tensor.to(settings.device, non_blocking=True) for tensor in batch))
             with torch.autocast(settings.device, torch.bfloat16):
-                loss, share = answer_loss(self.model, batch)
+                loss, share, known = self.losses(self.model, there)
             (loss / settings.batches).backward()
-            losses.append(float(loss.detach()))
+            losses.append(loss.detach())
             shares.append(share)
         torch.nn.utils.clip_grad_norm_(self.trained, 1.0)
         for optimizer in self.optimizers:
             optimizer.step()
-        self.curriculum.note(level, sum(shares) / settings.batches)
+        self.curriculum.note(level, float(sum(shares)) / settings.batches)
+        self._note()
+        self.known = float(known)
         self.step += 1
-        return sum(losses) / settings.batches
+        self.seconds += time.monotonic() - begun
+        return float(sum(losses)) / settings.batches
 
     def save(self) -> None:
         """Writes a checkpoint in place of the last one."""
         path, course = self.settings.out / CHECKPOINT, self.curriculum
         state = {
             "step": self.step,
+            "seconds": self.seconds,
             "model": self.model.state_dict(),
+            "losses": self.losses.state_dict(),
             "optimizers": [one.state_dict() for one in self.optimizers],
             "curriculum": (course.level, course.steps_here, course.accuracy),
         }
@@ -408,8 +503,9 @@ class Trainer:
         if not path.exists():
             return
         state = torch.load(path, map_location=self.settings.device, weights_only=True)
-        self.step = state["step"]
+        self.step, self.seconds = state["step"], state["seconds"]
         self.model.load_state_dict(state["model"])
+        self.losses.load_state_dict(state["losses"])
         for optimizer, one in zip(self.optimizers, state["optimizers"], strict=True):
             optimizer.load_state_dict(one)
         course = self.curriculum
@@ -443,16 +539,20 @@ def export(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, out: Pat
 def train(settings: Settings) -> Trainer:
     """Trains a reader, or goes on with it; writes its folder and returns the finished trainer."""
     disable_progress_bar()
-    tokenizer, begun = train_tokenizer(), time.monotonic()
+    tokenizer = train_tokenizer()
     trainer = Trainer(settings, tokenizer)
     settings.out.mkdir(parents=True, exist_ok=True)
     trainer.resume()
-    while trainer.step < settings.steps:
+    while trainer.done < 1:
         loss = trainer.train_step()
-        if trainer.step in (settings.steps, *range(0, settings.steps, SAVE_EVERY)):
+        if trainer.step % SAVE_EVERY == 0 or trainer.done == 1:
             trainer.save()
-            minutes, right = (time.monotonic() - begun) / 60, trainer.curriculum.accuracy
-            log.info("step %d, %.1f min, loss %.3f, right %s", trainer.step, minutes, loss, right)
+            minutes, right = trainer.seconds / 60, trainer.curriculum.accuracy
+            log.info(
+                "step %d, %.1f min, loss %.3f, hints %.2f, right %s",
+                *(trainer.step, minutes, loss, trainer.known),
+                {k: round(v, 3) for k, v in sorted(right.items())},
+            )
     export(trainer.model, tokenizer, settings.out)
     (settings.out / CHECKPOINT).unlink(missing_ok=True)
     return trainer
@@ -467,7 +567,11 @@ def main() -> None:
     parser.add_argument("--curriculum", choices=list(CURRICULA), default=Settings.curriculum)
     parser.add_argument("--weights", type=Path, help="folder of a model to go on from")
     parser.add_argument("--layers", type=int, default=Settings.layers)
-    parser.add_argument("--batches", type=int, default=Settings.batches)
+    parser.add_argument("--tokens", type=int, default=Settings.tokens, help="of a batch")
+    parser.add_argument("--minutes", type=float, help="end by the clock")
+    parser.add_argument("--batches", type=int, default=Settings.batches, help="of a step")
+    parser.add_argument("--rate", type=float, default=Settings.rate, help="of learning, times")
+    parser.add_argument("--workers", type=int, default=Settings.workers, help="draw batches ahead")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     train(Settings(**vars(parser.parse_args())))

@@ -29,9 +29,9 @@ _LATER = " Where two passages contradict each other, the later one is right."
 CONNECTED: Mapping[str, str] = {
     # A document in parts, of which the first alone names whom it is about.
     "split-documents": PREFIX,
-    # One passage says under which other name another one speaks of somebody.
+    # A passage says what it calls somebody for short; the next one of that name uses it alone.
     "aliases": PREFIX,
-    # The question names an entity only as another one's founder, author, employer, ...
+    # A passage tells of "the founder", whom the one before it names; so does the question.
     "joined": PREFIX,
     # A later passage states other values.
     "corrections": PREFIX + _LATER,

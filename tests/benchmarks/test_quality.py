@@ -128,6 +128,7 @@ def test_a_row_is_calibrated_on_questions_that_are_not_asked(
     assert not asked & others
     results = tmp_path / "results.jsonl"
     some = ["--tasks", "many alike", "--passages", "2", "--methods", "ape, calibrated"]
+    some += ["--model", MODEL]
     quality.main([*some, "--questions", "2", "--jobs", "1", "--results", str(results)])
     kept = quality.Kept(results)
     assert kept.chosen[place]["ape, calibrated"]["name"] == "ape"

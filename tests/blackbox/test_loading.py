@@ -472,13 +472,14 @@ def test_models_loaded_by_several_threads_are_whole(
         assert one.generate("What?", ["One."], max_new_tokens=3).token_ids == expected
 
 
+@pytest.mark.parametrize("name", ["tiny-connector", "tiny-learner"])
 def test_a_model_of_the_repository_is_loaded_by_name_from_a_clone_alone(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    loaded = WindowedLM.from_pretrained("tiny-learner")
+    loaded = WindowedLM.from_pretrained(name)
     assert loaded.generate("Who?", ["One."], max_new_tokens=1).token_ids
     monkeypatch.setattr(resources, "files", lambda package: tmp_path / "site-packages" / package)
-    with pytest.raises(ModelLoadError, match=r"not contain.*training/models/tiny-learner") as told:
-        WindowedLM.from_pretrained("tiny-learner")
+    with pytest.raises(ModelLoadError, match=rf"not contain.*training/models/{name}") as told:
+        WindowedLM.from_pretrained(name)
     assert "https://github.com/rag-windows/rag-windows" in str(told.value)
     assert "\n" not in str(told.value)

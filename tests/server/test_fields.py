@@ -115,7 +115,7 @@ async def test_refused_by_name(client: httpx.AsyncClient, name: str) -> None:
         ({"rag_temperature": 0}, "rag_temperature"),
         ({"method": "pcw", "rag_temperature": 0.5}, "method"),
         ({"link_tokens": "some"}, "link_tokens"),
-        ({"link_tokens": 1, "link_choose": "last"}, "link_choose"),
+        ({"link_tokens": 1, "link_choose": "middle"}, "link_choose"),
         ({"link_choose": "query"}, "link_choose"),
         ({"fallback": "none"}, "fallback"),
         (

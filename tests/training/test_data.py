@@ -16,11 +16,12 @@ from rag_windows import Passage
 from rag_windows.evaluation.connected import FILE
 from rag_windows.prompt.builder import Prompt
 from rag_windows.samples import samples_path
+from training.connected import Connected
 from training.questions import rows
 from training.samples import Sample, Turn
 from training.tasks import TASKS, draw, draw_case
 from training.tokens import ANSWER, Encoder, train_tokenizer, words
-from training.train import CURRICULA, Settings, Trainer
+from training.train import CURRICULA, Settings, Steps
 from training.world import KINDS, NOT_STATED
 
 TOKENIZER = train_tokenizer()
@@ -53,10 +54,10 @@ def test_the_shipped_models_curricula_are_drawn_again(
                 found.update(json.dumps(plain).encode())
     assert found.hexdigest()[:16] == drawn
     assert sum(level.share for level in CURRICULA[name]) == pytest.approx(1)
-    trainer, found = Trainer(Settings(tmp_path, curriculum=name), TOKENIZER), hashlib.sha256()
+    steps, found = Steps(Settings(tmp_path, curriculum=name), ENCODER, 0), hashlib.sha256()
     for number in range(len(CURRICULA[name])):
         for step in range(2):
-            batch = trainer.draw(number, np.random.default_rng([0, step, 1]))
+            batch = steps.draw(number, np.random.default_rng([0, step, 1]))
             for tensor in (batch.ids, batch.positions, batch.loss):
                 found.update(tensor.numpy().tobytes())
     assert found.hexdigest()[:16] == encoded
@@ -72,9 +73,9 @@ def test_training_tokens_are_those_of_the_prompt(task: str) -> None:
     passages = [Passage(text, title=title) for title, text in case.passages]
     built = Prompt(TOKENIZER).build(case.messages[-1]["content"], passages)
     turn = Turn(case.messages[-1]["content"], case.answer, None, "single", case.blind)
-    *contexts, (query, loss) = ENCODER.parts(Sample(case.passages, (turn,)))
+    *contexts, (query, loss, _) = ENCODER.parts(Sample(case.passages, (turn,)))
     assert [list(built.prefix_ids)] == [contexts[0][0]]
-    assert [list(w.ids) for w in built.windows] == [ids for ids, _ in contexts[1:]]
+    assert [list(w.ids) for w in built.windows] == [part.ids for part in contexts[1:]]
     assert list(built.query_ids) == query[: loss.index(ANSWER)]
 
 
@@ -84,7 +85,7 @@ def test_every_word_is_one_token_with_and_without_a_space() -> None:
 
 
 NAMES = {f"{first} {second}" for kind in KINDS for first in kind.firsts for second in kind.seconds}
-CONNECTED = ["split documents", "aliases", "joined", "corrections"]
+CONNECTED = ["split documents", "aliases", "joined", "joined by name", "corrections"]
 
 
 @pytest.mark.parametrize("passages", [2, 3, 8, 16])
@@ -105,13 +106,33 @@ def test_no_passage_answers_a_connected_question_alone(task: str, passages: int)
             assert named[-1] in stating
             continue
         assert set(named).isdisjoint(stating) or len(stating) > 1
-        assert min(named) < max(stating) or task == "joined"
+        assert min(named) < max(stating)
         if task == "split documents":
             titles = [title for title, _ in case.passages]
             starts = [case.documents.index(number) for number in case.documents]
             assert [title is not None for title in titles] == [
                 start == place for place, start in enumerate(starts)
             ]
+
+
+@pytest.mark.parametrize("task", CONNECTED)
+def test_hints_say_whom_a_value_is_about(task: str) -> None:
+    """Each begins where the entity is told or at its value, also where other words stand for it."""
+    recipe = Connected(task, 8)  # type: ignore[arg-type] # parametrized
+    sample = draw(np.random.default_rng(5), recipe)
+    parts = ENCODER.parts(sample)
+    assert not any(any(hint) for part in (parts[0], parts[-1]) for hint in part.hints)
+    for (title, text), hints, part in zip(sample.passages, sample.hints, parts[1:-1], strict=True):
+        assert len(part.hints) == len(part.ids)
+        told = {TOKENIZER.decode([*hint[:2]]).strip() for hint in part.hints if any(hint)}
+        assert told == {hint.name for hint in hints}
+        assert all(text[hint.start : hint.end].strip() for hint in hints)
+        if task in ("split documents", "joined") and title is None:
+            assert not any(hint.name in text for hint in hints)
+        if task == "joined":
+            links = {TOKENIZER.decode([*hint[2:]]).strip() for hint in part.hints if any(hint[2:])}
+            assert links == {hint.link for hint in hints if hint.link is not None}
+            assert bool(links) == (title is None)
 
 
 def test_a_connected_task_needs_two_passages() -> None:

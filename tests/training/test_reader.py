@@ -9,6 +9,7 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
+from benchmarks.quality import scored
 from rag_windows import Passage, WindowedLM
 from rag_windows_retrievers import BM25Retriever, load_documents, split_documents
 from training.tasks import draw_case
@@ -74,6 +75,39 @@ def test_it_reads_eight_passages_far_better_than_a_blind_reader(
     made = reader.generate_batch(asked)
     pairs = zip(made, cases, strict=True)
     assert sum(one.text.strip() == case.answer for one, case in pairs) >= 25
+
+
+@pytest.mark.parametrize(
+    ("task", "repair"),
+    [
+        ("split documents", "neighbours"),
+        ("aliases", "linked:choose=last"),
+        ("joined", "linked:choose=last"),
+    ],
+)
+def test_passages_that_need_one_another_are_lost_by_windows_and_won_back(
+    task: str, repair: str
+) -> None:
+    connector = WindowedLM.from_pretrained("tiny-connector")
+    rng = np.random.default_rng(3)
+    cases = [draw_case(rng, task, 8) for _ in range(40)]
+    right = {}
+    for method in ("sequential", "pcw", repair):
+        asked = [
+            {
+                "query": list(case.messages),
+                "passages": scored(case),
+                "method": method,
+                "max_new_tokens": 8,
+                "do_sample": False,
+            }
+            for case in cases
+        ]
+        pairs = zip(connector.generate_batch(asked), cases, strict=True)
+        right[method] = sum(one.text.strip() == case.answer for one, case in pairs)
+    assert right["sequential"] >= 32
+    assert right["pcw"] < 0.7 * right["sequential"]
+    assert right[repair] > 0.85 * right["sequential"]
 
 
 def lines(name: str) -> list[dict[str, Any]]:

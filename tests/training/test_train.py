@@ -44,6 +44,14 @@ def test_twenty_steps_lower_the_loss_and_keep_the_positional_heads(trainer: Trai
         assert torch.equal(kept, first)
 
 
+def test_a_run_may_end_by_the_clock_and_draw_ahead(tmp_path: Path) -> None:
+    settings = Settings(tmp_path, tokens=512, minutes=0.01, workers=1, curriculum="connector")
+    ended = train(replace(settings, layers=3))
+    assert 0 < ended.step < settings.steps
+    assert ended.seconds > 0.6
+    assert (tmp_path / "model.safetensors").exists()
+
+
 def test_a_killed_run_goes_on_where_it_stopped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
