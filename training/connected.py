@@ -29,6 +29,11 @@ ALIASES = (
 )
 CONTRARY = "Contrary to the earlier report, "
 
+Said = tuple[str, tuple[Hint, ...]]
+"""A sentence, and whom it is about."""
+Told = tuple[str | None, list[Said]]
+"""Title and sentences of a passage."""
+
 
 @dataclass(frozen=True, slots=True)
 class Connected:
@@ -90,10 +95,6 @@ class _Drawn:
             )
         )
         self.documents.append(document)
-
-
-Said = tuple[str, tuple[Hint, ...]]
-"""A sentence, and whom it is about."""
 
 
 def _say(
@@ -240,10 +241,6 @@ def _corrections(rng: np.random.Generator, recipe: Connected, split: Split) -> _
         pairs.append([(entity.name, first), (entity.name, later)])
     _last_as_one(recipe, drawn, pairs, entities[-1])
     return _in_turns(rng, drawn, pairs)
-
-
-Told = tuple[str | None, list[Said]]
-"""Title and sentences of a passage."""
 
 
 def _last_as_one(

@@ -46,7 +46,9 @@ TASKS: Mapping[str, AnyRecipe] = {
     # Every name shares a word with another one's, and all state the same relations.
     "many alike": replace(PLAIN, kin=1.0),
 }
-NEEDS_TWO = {"two-hop"} | {name for name, task in TASKS.items() if isinstance(task, Connected)}
+CONNECTED = [name for name, recipe in TASKS.items() if isinstance(recipe, Connected)]
+"""Tasks whose passages need one another."""
+NEEDS_TWO = {"two-hop", *CONNECTED}
 """Tasks whose questions need more than one passage."""
 
 

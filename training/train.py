@@ -340,11 +340,12 @@ class Settings:
 class Steps(IterableDataset[tuple[int, list[Batch]]]):
     """The steps of a run, from one on: the level of each, and its batches.
 
-    `chances` are those of the levels, shared with the processes that draw.
+    `first` is the number of the first one, (levels,) `chances` are float64, those of the levels,
+    shared with the processes that draw.
     """
 
-    def __init__(self, settings: Settings, encoder: Encoder, first: int) -> None:
-        self.settings, self.encoder, self.first = settings, encoder, first
+    def __init__(self, settings: Settings, encoder: Encoder) -> None:
+        self.settings, self.encoder, self.first = settings, encoder, 0
         self.levels = CURRICULA[settings.curriculum]
         self.chances = torch.zeros(len(self.levels), dtype=torch.float64).share_memory_()
 
@@ -410,7 +411,7 @@ class Trainer:
     """One run: model, optimizers, curriculum and the generator of its data."""
 
     def __init__(self, settings: Settings, tokenizer: PreTrainedTokenizerFast) -> None:
-        self.settings, self.encoder = settings, Encoder(tokenizer)
+        self.settings, self.data = settings, Steps(settings, Encoder(tokenizer))
         model = new_reader(tokenizer, settings.seed, settings.layers)
         if settings.weights is not None:
             start_from(model, settings.weights)
@@ -436,16 +437,11 @@ class Trainer:
 
     def _next(self) -> tuple[int, list[Batch]]:
         """The level and the batches of the next step."""
-        settings = self.settings
+        self.data.chances.copy_(torch.from_numpy(self.curriculum.chances()))
         if self._steps is None:
-            data = Steps(settings, self.encoder, self.step)
-            self._chances = data.chances
-            self._note()
-            self._steps = iter(DataLoader(data, batch_size=None, num_workers=settings.workers))
+            self.data.first, workers = self.step, self.settings.workers
+            self._steps = iter(DataLoader(self.data, batch_size=None, num_workers=workers))
         return next(self._steps)
-
-    def _note(self) -> None:
-        self._chances.copy_(torch.from_numpy(self.curriculum.chances()))
 
     @property
     def done(self) -> float:
@@ -477,7 +473,6 @@ class Trainer:
         for optimizer in self.optimizers:
             optimizer.step()
         self.curriculum.note(level, float(sum(shares)) / settings.batches)
-        self._note()
         self.known = float(known)
         self.step += 1
         self.seconds += time.monotonic() - begun

@@ -7,6 +7,7 @@ import hashlib
 import itertools
 import json
 import lzma
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +20,7 @@ from rag_windows.samples import samples_path
 from training.connected import Connected
 from training.questions import rows
 from training.samples import Sample, Turn
-from training.tasks import TASKS, draw, draw_case
+from training.tasks import CONNECTED, TASKS, draw, draw_case
 from training.tokens import ANSWER, Encoder, train_tokenizer, words
 from training.train import CURRICULA, Settings, Steps
 from training.world import KINDS, NOT_STATED
@@ -54,7 +55,7 @@ def test_the_shipped_models_curricula_are_drawn_again(
                 found.update(json.dumps(plain).encode())
     assert found.hexdigest()[:16] == drawn
     assert sum(level.share for level in CURRICULA[name]) == pytest.approx(1)
-    steps, found = Steps(Settings(tmp_path, curriculum=name), ENCODER, 0), hashlib.sha256()
+    steps, found = Steps(Settings(tmp_path, curriculum=name), ENCODER), hashlib.sha256()
     for number in range(len(CURRICULA[name])):
         for step in range(2):
             batch = steps.draw(number, np.random.default_rng([0, step, 1]))
@@ -85,7 +86,6 @@ def test_every_word_is_one_token_with_and_without_a_space() -> None:
 
 
 NAMES = {f"{first} {second}" for kind in KINDS for first in kind.firsts for second in kind.seconds}
-CONNECTED = ["split documents", "aliases", "joined", "joined by name", "corrections"]
 
 
 @pytest.mark.parametrize("passages", [2, 3, 8, 16])
@@ -118,8 +118,9 @@ def test_no_passage_answers_a_connected_question_alone(task: str, passages: int)
 @pytest.mark.parametrize("task", CONNECTED)
 def test_hints_say_whom_a_value_is_about(task: str) -> None:
     """Each begins where the entity is told or at its value, also where other words stand for it."""
-    recipe = Connected(task, 8)  # type: ignore[arg-type] # parametrized
-    sample = draw(np.random.default_rng(5), recipe)
+    recipe = TASKS[task]
+    assert isinstance(recipe, Connected)
+    sample = draw(np.random.default_rng(5), replace(recipe, passages=8))
     parts = ENCODER.parts(sample)
     assert not any(any(hint) for part in (parts[0], parts[-1]) for hint in part.hints)
     for (title, text), hints, part in zip(sample.passages, sample.hints, parts[1:-1], strict=True):
