@@ -37,10 +37,8 @@ from rag_windows.methods import Method, resolve
 from rag_windows.methods.registry import describe
 from rag_windows.prompt.builder import Header
 from rag_windows_retrievers import BM25Retriever
-from training.connected import Connected
-from training.tasks import NEEDS_TWO, TASKS, Case, draw_case
+from training.tasks import CONNECTED, NEEDS_TWO, TASKS, Case, draw_case
 
-CONNECTED = [name for name, task in TASKS.items() if isinstance(task, Connected)]
 MODELS = {
     **dict.fromkeys(["two-hop", "classification"], "tiny-learner"),
     **dict.fromkeys([*CONNECTED, "many alike"], "tiny-connector"),
@@ -371,7 +369,7 @@ def run(options: argparse.Namespace) -> Kept:
             if options.jobs == 1:
                 yield from (work(one) for one in items if time.monotonic() < late)
                 return
-            waiting = {pool.submit(work, one) for one in items}
+            waiting = {pool.submit(work, one) for one in items if time.monotonic() < late}
             while waiting:
                 ended, waiting = wait(waiting, 1.0, FIRST_COMPLETED)
                 yield from (one.result() for one in ended)
@@ -421,15 +419,24 @@ def main(given: Sequence[str] | None = None) -> None:
         "--written", type=int, default=2, help="of each 50 questions, written token by token, too"
     )
     parser.add_argument("--jobs", type=int, default=2, help="processes, with one thread each")
-    parser.add_argument("--minutes", type=float, help="begin no block after so many minutes")
+    parser.add_argument(
+        "--minutes", type=float, help="begin no block after so many minutes; 0 shows what is kept"
+    )
     parser.add_argument("--results", type=Path, help="file of the answers")
+    parser.add_argument(
+        "--base", choices=list(ROWS), default=BASE, help="what the other methods are compared with"
+    )
     parser.add_argument("--json", type=Path, help="file for the figures, as JSON")
     options = parser.parse_args(given)
     options.results = options.results or Path(__file__).parent / "results" / "quality.jsonl"
     kept = run(options)
     places = [(place, label) for place, labels in wanted(options) for label in labels]
     figures = Figures(
-        list(kept.cells(places, options.questions)), list(TASKS), list(ROWS), CITED_TASK
+        list(kept.cells(places, options.questions)),
+        list(TASKS),
+        list(ROWS),
+        CITED_TASK,
+        options.base,
     )
     if options.json is not None:
         write_whole(options.json, json.dumps(figures.as_json(), indent=1) + "\n")

@@ -104,24 +104,30 @@ class Figures:
         cells: in any order.
         tasks: names of tasks in the order in which they are shown; so are the labels.
         cited_task: the task of whose questions one passage's title is in the question.
+        base: label of the row with which the others are compared.
     """
 
     def __init__(
-        self, cells: Sequence[Cell], tasks: Sequence[str], labels: Sequence[str], cited_task: str
+        self,
+        cells: Sequence[Cell],
+        tasks: Sequence[str],
+        labels: Sequence[str],
+        cited_task: str,
+        base: str = BASE,
     ) -> None:
-        self._cited_task = cited_task
+        self._cited_task, self._base_label = cited_task, base
         order = {name: place for place, name in enumerate([*tasks, *labels])}
         self.cells = sorted(
             cells, key=lambda one: (order[one.task], one.model, order[one.label], one.passages)
         )
         self._base = {
-            (one.model, one.task, one.passages): one.right for one in cells if one.label == BASE
+            (one.model, one.task, one.passages): one.right for one in cells if one.label == base
         }
         self.figures = [self._figure(one) for one in self.cells]
 
     def _figure(self, cell: Cell) -> dict[str, Any]:
         base = None
-        if cell.label != BASE:
+        if cell.label != self._base_label:
             base = self._base.get((cell.model, cell.task, cell.passages))
         asked, marks = cell.written.replace("-", ""), cell.cited.replace("-", "")
         against = None if base is None else estimated(cell.right, base, difference)
@@ -164,8 +170,10 @@ class Figures:
             if one["passages"] == TRAINED and one["retention"] is not None
         ]
         if kept:
-            shown = _grid(kept, "percent of sequential", "section", _retained)
-            parts.append(f"### Of sequential's right answers, {TRAINED} passages\n\n{shown}")
+            shown = _grid(kept, f"percent of {self._base_label}", "section", _retained)
+            parts.append(
+                f"### Of the right answers of {self._base_label}, {TRAINED} passages\n\n{shown}"
+            )
         cited = [one for one in self.figures if one["cited"] is not None]
         for model in dict.fromkeys(one["model"] for one in cited):
             own = [one for one in cited if one["model"] == model]

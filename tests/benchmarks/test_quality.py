@@ -43,8 +43,16 @@ def test_methods_are_judged_and_a_run_goes_on_where_it_stopped(
     assert results.read_text(encoding="utf-8") == before
     quality.main([*wanted, "--tasks", "kin", "--model", MODEL, "--methods", "pcw"])
     assert "### kin, `tiny-reader`" in capsys.readouterr().out
-    quality.main([*some, "--questions", "5", "--minutes", "0"])
-    assert "4 questions a cell." in capsys.readouterr().out
+    lines = results.read_text(encoding="utf-8")
+    for jobs in ("1", "2"):
+        quality.main([*some, "--questions", "5", "--minutes", "0", "--jobs", jobs])
+        assert "4 questions a cell." in capsys.readouterr().out
+        assert results.read_text(encoding="utf-8") == lines
+    quality.main([*some, "--minutes", "0", "--base", "pcw"])
+    printed = capsys.readouterr().out
+    assert "### Of the right answers of pcw, 8 passages" in printed
+    assert re.search(r"\| pcw +\| \d+.0 \(\d", printed)
+    assert re.search(r"\| sequential +\| 100.0 \(100.0–100.0\)", printed)
 
 
 def test_more_questions_are_more_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
