@@ -21,7 +21,9 @@ class Passage:
         id: the caller's name for it, carried through to citations.
         title: an optional title, shown to the model by the default header.
         score: the retriever's score, whatever its unit.
-        metadata: anything else; never read by the engine.
+        metadata: anything else; never read by the engine. Of documents that were split here it has
+            ``source``, ``start`` and ``end``, and where they are known ``page`` and ``last_page``
+            (from 1, of a PDF) and ``section`` (the headings above it, below the title).
         document: the name of the document that this is a chunk of, the same for all of its chunks.
         index: the chunk's place in its document, from 0.
         before: texts of the chunks in front of it in its document, nearest last. A method such as
@@ -62,6 +64,28 @@ class Passage:
                 f"this one in its document, not {self.before!r:.80}. with_neighbours() fills it in."
             )
         object.__setattr__(self, "before", tuple(self.before))
+
+    @property
+    def place(self) -> str | None:
+        """Where in its document it stands, for a list of sources: ``page 3, part 7``.
+
+        It differs between passages of one document that have an index. Of the metadata it shows
+        ``section``, and ``page_label`` or ``page`` with ``last_page``; the first part has no
+        number. None where nothing is known.
+        """
+        known = {
+            key: str(value)
+            for key in ("page_label", "page", "last_page", "section")
+            if type(value := self.metadata.get(key)) in (str, int) and str(value).strip()
+        }
+        page = known.get("page_label", known.get("page"))
+        last = page if "page_label" in known else known.get("last_page", page)
+        named = [
+            page and (f"page {page}" if page == last else f"pages {page}-{last}"),
+            known.get("section"),
+            f"part {self.index + 1}" if self.index else None,
+        ]
+        return ", ".join(one for one in named if one) or None
 
     @classmethod
     def of(cls, value: str | Passage | Mapping[str, Any]) -> Passage:

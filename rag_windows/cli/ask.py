@@ -227,8 +227,9 @@ def _show_passages(passages: Sequence[Passage], weights: Sequence[float | None])
         # Of a long path, the end tells most.
         cells = [str(number), one_line(passage.id or passage.title or "-")[-room:]]
         if wide:
-            title = f"{one_line(passage.title)}: " if passage.title else ""
-            cells.append(title + one_line(passage.text[:400]))
+            place = passage.place and f"({passage.place})"
+            about = one_line(" ".join(one for one in (passage.title, place) if one))
+            cells.append(": ".join(one for one in (about, one_line(passage.text[:400])) if one))
             cells.append(block * round(_BAR * (weight or 0.0) / longest))
         table.add_row(*cells, "" if weight is None else f"{weight:.1%}")
     out.print(table)
