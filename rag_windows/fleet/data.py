@@ -31,8 +31,8 @@ from rag_windows_retrievers.documents import (
     Skipped,
     found_files,
     no_text,
-    split_document,
 )
+from rag_windows_retrievers.splitting import split_document
 
 if TYPE_CHECKING:
     from rag_windows import WindowedLM

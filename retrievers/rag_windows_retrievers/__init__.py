@@ -9,10 +9,7 @@ from rag_windows_retrievers.documents import (
     Document,
     Documents,
     Skipped,
-    TokenBudget,
     load_documents,
-    split_document,
-    split_documents,
 )
 from rag_windows_retrievers.indexes import (
     BM25Retriever,
@@ -35,6 +32,7 @@ from rag_windows_retrievers.retriever import (
     last_turns,
     rewritten_by,
 )
+from rag_windows_retrievers.splitting import TokenBudget, split_document, split_documents
 
 __all__ = [
     "DEFAULT_K",

@@ -2,37 +2,44 @@
 
 from __future__ import annotations
 
+import codecs
 import glob
 import io
 import itertools
 import json
+import math
 import os
 import re
-from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import shlex
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path, PurePath, PurePosixPath
 from typing import Any
 
+from charset_normalizer import from_bytes
 from pydantic import AliasChoices, BaseModel, Field
 
-from rag_windows import Passage, with_neighbours
 from rag_windows.errors import DocumentError, InputError, MissingExtraError, require
+from rag_windows_retrievers.structure import structure_of
 
 SUFFIXES = (".txt", ".md", ".markdown", ".jsonl", ".pdf")
 """Files of other suffixes are read only when named, as plain text."""
 
-DEFAULT_WORDS = 120
+TITLE_WORDS = 32
+"""Of a title that goes with every passage, at most."""
 
 READERS = 16
 """Files of a store that are read at a time, as each takes a round trip or more."""
 
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+# Scripts without spaces count a word a character; a run of 40 characters without a space counts as
+# a word too, so that no single "word" can be longer than a passage.
+LONGEST = 40
+_WORD = re.compile(rf"[぀-ヿ㐀-䶿一-鿿]|[^\s぀-ヿ㐀-䶿一-鿿]{{1,{LONGEST}}}")
 _SURROGATE = re.compile("[\ud800-\udfff]")
-_FENCE = re.compile(r" {0,3}(```|~~~)")
-_HEADING = re.compile(r" {0,3}#{1,6}[ \t](.*)")
 _ROW = (
     'not a JSON object such as {"text": "...", "id": "a", "title": "A", "metadata": {}}, of which '
     'only "text" is needed.'
@@ -46,10 +53,12 @@ class Document:
     Attributes:
         text: the whole text, its lines ending in a line feed alone.
         id: the id that a JSONL line states, else the file's label (``label:line`` for JSONL).
-        title: what a JSONL line or a PDF file states, a markdown file's first heading, or the stem
-            of the file's name.
+        title: what a JSONL line, a PDF file or a markdown file's front matter states, a markdown
+            file's first heading, a PDF file's first line, or the stem of the file's name.
         named: whether `id` was stated by the line itself and should survive as it is.
-        metadata: ``source`` (the file's label) and a JSONL line's other keys.
+        metadata: ``source`` (the file's label) and a JSONL line's other keys. Where the line has a
+            ``source`` of its own, the label is ``passage_source``.
+        pages: of a PDF file, the character at which each page begins.
     """
 
     text: str
@@ -57,19 +66,27 @@ class Document:
     title: str | None = None
     named: bool = False
     metadata: Mapping[str, Any] = field(default_factory=dict)
+    pages: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """A file, folder or line (``label:number``) that was left out, and why.
+    """A file, folder, line (``label:number``) or pages that were left out, and why.
 
     It is a problem where it should have been read and could not be: damaged, in another encoding,
     or in need of a package. The others were never meant, such as pictures.
+
+    Attributes:
+        label: names the file, and the line.
+        reason: why, and what to do.
+        problem: whether it should have been read.
+        partial: whether it is pages of a file whose other pages were read.
     """
 
     label: str
     reason: str
     problem: bool = False
+    partial: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,10 +124,7 @@ class DocumentFile:
         except UnicodeDecodeError as error:
             line = data.count(b"\n", 0, error.start) + 1
             encoding = error.encoding.upper()
-            advice = (
-                f"convert the file, for example with: iconv -f WINDOWS-1252 -t UTF-8 {self.label}"
-            )
-            reason = f"not valid {encoding} (byte {error.start}); {advice}"
+            reason = f"not valid {encoding} (byte {error.start}); {_advice(data, self.label)}"
             found.append(Skipped(f"{self.label}:{line}", reason, problem=True))
         except (OSError, DocumentError, MissingExtraError) as error:
             found.append(Skipped(self.label, _reason(error), problem=True))
@@ -128,7 +142,7 @@ class DocumentFile:
 
 
 def load_documents(
-    paths: Iterable[str | Path],
+    paths: str | Path | Iterable[str | Path],
     *,
     root: Path | None = None,
     strict: bool = True,
@@ -138,13 +152,15 @@ def load_documents(
 
     Text, markdown and PDF files (through `pypdf`) are one document each; a JSONL file holds one a
     line, an object with ``text`` (or ``page_content``), and optionally ``id`` (or ``_id``),
-    ``title`` and ``metadata``; other keys join the metadata. Text files are UTF-8.
+    ``title`` and ``metadata``; other keys join the metadata. Text files are UTF-8,
+    or UTF-16 or UTF-32 with a byte order mark.
 
     Below a folder and behind a pattern, hidden entries, other types, empty files and linked folders
     are left out. Files come in the order given, and sorted by name below a folder.
 
     Args:
-        paths: for example ``"notes.md"``, ``"docs/"`` or ``"docs/**/*.txt"``; ``~`` is understood.
+        paths: one or several, such as ``"notes.md"``, ``"docs/"`` or ``"docs/**/*.txt"``; ``~`` is
+            understood.
             URLs such as ``"s3://bucket/docs/**/*.md"`` are read through `fsspec`, which knows
             S3, GCS, Azure and others; a file's URL is its label then.
         root: folder that labels, and so ids, are relative to; None is the working directory.
@@ -157,7 +173,7 @@ def load_documents(
             ``strict``, something can't be read; the message names file and line.
         MissingExtraError: there is a URL, and `fsspec` is not installed.
     """
-    names = [os.fspath(path) for path in paths]
+    names = path_names(paths)
     found = list(found_files(names, root=root, storage_options=storage_options))
     distant = [one for one in found if isinstance(one, DocumentFile) and one.options is not None]
     documents: list[Document] = []
@@ -194,16 +210,30 @@ def no_text(names: Iterable[str], skipped: Iterable[Skipped]) -> DocumentError:
     )
 
 
+def path_names(paths: str | Path | Iterable[str | Path]) -> list[str]:
+    """One path or several, as strings.
+
+    Raises:
+        InputError: it is neither.
+    """
+    try:
+        return [os.fspath(one) for one in ([paths] if isinstance(paths, str | Path) else paths)]
+    except TypeError as error:
+        raise InputError(
+            f"paths must be a string, a Path or a list of these, not {paths!r:.80}. Give files, "
+            'folders or patterns, such as "docs/".'
+        ) from error
+
+
 def found_files(
-    paths: Iterable[str | Path],
+    paths: str | Path | Iterable[str | Path],
     *,
     root: Path | None = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> Iterator[DocumentFile | Skipped]:
     """The files that `load_documents` reads, each once and in order, and what it leaves out."""
     opened: set[str] = set()
-    for path in paths:
-        name = os.fspath(path)
+    for name in path_names(paths):
         if _URL.match(name):
             yield from _in_store(name, dict(storage_options or {}), opened)
         else:
@@ -309,13 +339,11 @@ def _documents(data: bytes, label: str, path: PurePath) -> Iterator[Document | S
     """The documents of a file's bytes."""
     suffix, metadata = path.suffix.lower(), {"source": label}
     if data.startswith(b"%PDF-") or suffix == ".pdf":
-        text, title = _pdf(data)
-    elif b"\x00" in data:
-        raise DocumentError("binary, not UTF-8 text; name .txt, .md, .jsonl or .pdf files")
-    else:
-        text, title = _plain_lines(data.decode("utf-8-sig")), ""
+        yield from _pdf(data, label, path.stem)
+        return
+    text, title = _plain_lines(_decoded(data, label)), ""
     if suffix in (".md", ".markdown"):
-        title, text = _first_heading(text)
+        title, text = _markdown(text)
     if suffix != ".jsonl":
         yield Document(text, label, title or path.stem, metadata=metadata)
         return
@@ -334,7 +362,7 @@ def _documents(data: bytes, label: str, path: PurePath) -> Iterator[Document | S
             id=stated or f"{label}:{number}",
             title=_encodable(row.title or "").strip() or None,
             named=bool(stated),
-            metadata={**(row.model_extra or {}), **(row.metadata or {}), **metadata},
+            metadata=joined({**(row.model_extra or {}), **(row.metadata or {})}, metadata),
         )
 
 
@@ -347,57 +375,232 @@ class _Row(BaseModel, extra="allow", strict=True):
     metadata: dict[str, Any] | None = None
 
 
+def joined(own: Mapping[str, Any], ours: Mapping[str, Any]) -> dict[str, Any]:
+    """A document's own metadata and ours, which get another name where it has that one itself."""
+    both = dict(own)
+    for key, value in ours.items():
+        while key in own:
+            key = f"passage_{key}"
+        both[key] = value
+    return both
+
+
+# UTF-32 first, as its mark begins like that of UTF-16.
+_MARKS = (
+    (codecs.BOM_UTF32_LE, "utf-32"),
+    (codecs.BOM_UTF32_BE, "utf-32"),
+    (codecs.BOM_UTF16_LE, "utf-16"),
+    (codecs.BOM_UTF16_BE, "utf-16"),
+)
+
+_ENCODINGS = (
+    *("utf_16_le", "utf_16_be", "cp1252", "cp1250", "cp1251", "koi8_r", "cp1253", "cp1254"),
+    *("cp1255", "cp1256", "tis_620", "gb18030", "big5", "cp932", "euc_jp", "cp949"),
+)
+"""What text is in, if not in UTF-8, the commonest of a kind first; rarer ones spoil the guesses."""
+
+_GUESSED_BYTES = 50_000
+
+
+def _decoded(data: bytes, label: str) -> str:
+    """The text of a file's bytes; a byte order mark says how they are encoded."""
+    for mark, encoding in _MARKS:
+        if data.startswith(mark):
+            return data.decode(encoding)
+    if b"\x00" not in data:
+        return data.decode("utf-8-sig")
+    if any(one.startswith("utf_16") for one in _guesses(data)):
+        raise DocumentError(f"not valid UTF-8; {_advice(data, label)}")
+    raise DocumentError("binary, not UTF-8 text; name .txt, .md, .jsonl or .pdf files")
+
+
+def _guesses(data: bytes) -> list[str]:
+    """Encodings that a file may be in, the likeliest first."""
+    found: list[str] = []
+    for match in from_bytes(data[:_GUESSED_BYTES], cp_isolation=[*_ENCODINGS]):
+        same = {match.encoding, *match.could_be_from_charset}
+        found += [one for one in _ENCODINGS if one in same]
+    return list(dict.fromkeys(found))
+
+
+def _advice(data: bytes, label: str) -> str:
+    """How a file becomes UTF-8, as far as its bytes show that."""
+    text = data.decode("utf-8", "replace")
+    damaged = text.count("\ufffd")
+    if 8 * damaged < sum(not one.isascii() for one in text):
+        return f"all but {damaged} of its characters are valid, so correct these in an editor"
+    names = [re.sub("^UTF-16-", "UTF-16", one.upper().replace("_", "-")) for one in _guesses(data)]
+    name, file = names[0] if names else "ENCODING", shlex.quote(label)
+    command = f"iconv -f {name} -t UTF-8 {file}"
+    if not names:
+        return f"save it as UTF-8, or convert it: {command}"
+    return f"it looks like {' or '.join(names[:2])}; convert it and look at the result: {command}"
+
+
 def _plain_lines(text: str) -> str:
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
-def _first_heading(text: str) -> tuple[str, str]:
-    """The first heading outside code, and the text without it where it opens the text.
+def words_of(text: str) -> Iterator[re.Match[str]]:
+    """Its words; a script that is written without spaces has one a character."""
+    return _WORD.finditer(text)
+
+
+def count_words(text: str) -> int:
+    """How many words a text has."""
+    return sum(1 for _ in words_of(text))
+
+
+def _markdown(text: str) -> tuple[str, str]:
+    """A title, of front matter or the first heading, and the text without it where it opens that.
 
     Every passage carries the title, so the opening heading need not stand in the first one again.
     """
-    lines, fence = text.split("\n"), None
-    for number, line in enumerate(lines):
-        if mark := _FENCE.match(line):
-            fence = None if fence == mark[1] else fence or mark[1]
-        elif fence is None and (title := _heading(line)):
-            rest = "\n".join(lines[number + 1 :])
-            opens = not "".join(lines[:number]).strip()
-            return title, rest if opens and rest.strip() else text
-    return "", text
+    found = structure_of(text)
+    first = next(iter(found.headings), None)
+    if found.title or first is None:
+        return found.title, text
+    rest = text[first.end :]
+    opens = not text[: first.start].strip() and bool(rest.strip())
+    # What the title does not say, or passages don't carry as a whole, stays in the text.
+    carried = first.plain and count_words(first.name) <= TITLE_WORDS
+    return first.name, rest if opens and carried else text
 
 
-def _heading(line: str) -> str:
-    """What a line of the form ``## Title ##`` names; nothing for other lines."""
-    match = _HEADING.match(line)
-    text = match[1].strip() if match else ""
-    words, _, closing = text.rpartition(" ")
-    return text if closing.strip("#") else words.rstrip()
+_PAGE = "\n\n"
+"""Between two pages."""
+
+_BROKEN_PDF = (
+    *(ArithmeticError, AttributeError, LookupError, OSError, RecursionError, TypeError, ValueError),
+)
+"""What pypdf raises for damaged files, beside errors of its own."""
+
+_NO_TITLE = re.compile(
+    r"untitled\b.*|microsoft \w+ - .*|(document|slide|page|presentation|powerpoint presentation)"
+    r"[\W\d]*|.*\.(docx?|dvi|fm|indd|odt|pages|pdf|pptx?|ps|pub|qxd|rtf|tex|txt|xlsx?)",
+    re.IGNORECASE | re.DOTALL,
+)
+"""What programs state as the title of a PDF file whose author stated none."""
 
 
-def _pdf(data: bytes) -> tuple[str, str]:
-    """Text and title of a PDF file."""
+class _Letters:
+    """How large the letters of a page are: a function that pypdf calls for each piece of text."""
+
+    def __init__(self) -> None:
+        self._pieces: list[tuple[float, str]] = []
+
+    def __call__(
+        self, text: str, outer: Sequence[float], inner: Sequence[float], font: object, size: float
+    ) -> None:
+        if text.strip():
+            height = abs(size) * math.hypot(*inner[2:4]) * math.hypot(*outer[2:4])
+            self._pieces.append((round(height, 1), text))
+
+    def title(self, page: str) -> str:
+        """The first text in the largest letters, else the first line, if they look like a title."""
+        sizes: Counter[float] = Counter()
+        for size, text in self._pieces:
+            sizes[size] += len(text.strip())
+        largest, ordinary = max(sizes, default=0.0), (sizes.most_common(1) or [(0.0, 0)])[0][0]
+        if largest > 1.1 * ordinary:
+            runs = itertools.groupby(self._pieces, key=lambda piece: piece[0] == largest)
+            first = next(run for is_largest, run in runs if is_largest)
+            headline = " ".join("".join(text for _, text in first).split())
+            if len(headline) > 3 and _is_title(headline):
+                return headline
+        line, *others = (one.strip() for one in page.split("\n"))
+        # A line as long as the others, which a small letter follows, is part of a sentence.
+        longest = max(map(len, others), default=2 * len(line))
+        ends = len(line) < 0.8 * longest and not "".join(others[:1])[:1].islower()
+        return line if ends and _is_title(line) and line[-1] not in ".,;:" else ""
+
+
+def _is_title(text: str) -> bool:
+    named = any(map(str.isalpha, text)) and not _NO_TITLE.fullmatch(text)
+    return named and count_words(text) <= TITLE_WORDS
+
+
+def _numbers(pages: Sequence[int]) -> str:
+    """``page 3`` or ``pages 1-4, 6``."""
+    runs: list[list[int]] = []
+    for page in pages:
+        if runs and page == runs[-1][-1] + 1:
+            runs[-1][1:] = [page]
+        else:
+            runs.append([page])
+    shown = ", ".join("-".join(map(str, run)) for run in runs)
+    return f"page {shown}" if len(pages) == 1 else f"pages {shown}"
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+def _not_a_pdf(error: Exception) -> DocumentError:
+    return DocumentError(
+        f"not a PDF file that pypdf can read ({_first_line(error)}); save it again as PDF"
+    )
+
+
+def _pdf(data: bytes, label: str, stem: str) -> Iterator[Document | Skipped]:
+    """The document of a PDF file, and the pages that are not in it."""
     require("Reading PDF files", "pypdf", extra="pdf")
     from pypdf import PdfReader
     from pypdf.errors import DependencyError, FileNotDecryptedError, PyPdfError
 
-    broken = (ArithmeticError, AttributeError, LookupError, OSError, RecursionError)
+    broken = (PyPdfError, *_BROKEN_PDF)
+    texts: list[str] = []
+    silent: list[int] = []
+    damaged: dict[int, Exception] = {}
+    title = ""
     try:
         reader = PdfReader(io.BytesIO(data))
-        text = "\n\n".join(page.extract_text() for page in reader.pages)
-        title = reader.metadata.title if reader.metadata else None
+        for number in range(1, len(reader.pages) + 1):
+            texts.append("")
+            try:
+                page = reader.pages[number - 1]
+                lines = _Letters()
+                texts[-1] = _encodable(page.extract_text(visitor_text=lines)).strip()
+                contents = None if texts[-1] else page.get_contents()
+                if contents is not None and contents.get_data().strip():
+                    silent.append(number)
+            except FileNotDecryptedError:
+                raise
+            except broken as error:
+                damaged[number] = error
+            else:
+                if texts[-1] and not any(texts[:-1]):
+                    title = lines.title(texts[-1])
+        stated = reader.metadata.title if reader.metadata else None
     except FileNotDecryptedError as error:
         raise DocumentError("it opens with a password only; save it without one") from error
     except DependencyError as error:
         raise DocumentError(f"{error}; install that with pip") from error
-    except (PyPdfError, TypeError, ValueError, *broken) as error:
-        first = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise DocumentError(
-            f"not a PDF file that pypdf can read ({first}); save it again as PDF"
-        ) from error
-    if not text.strip():
+    except broken as error:
+        raise _not_a_pdf(error) from error
+    if damaged and not any(texts):
+        raise _not_a_pdf(next(iter(damaged.values())))
+    if not any(texts):
         raise DocumentError("its pages hold no text; scanned pages need OCR first")
-    return _encodable(text), _encodable(str(title or "")).strip()
+    pages = len(texts)
+    if damaged:
+        first = _first_line(next(iter(damaged.values())))
+        reason = f"{_numbers([*damaged])} of {pages} can't be read ({first}); save it again as PDF"
+        yield Skipped(label, reason, problem=True, partial=True)
+    if silent:
+        reason = f"{_numbers(silent)} of {pages} without text; scanned pages need OCR first"
+        # A picture among texts is ordinary, and a text among pictures is not.
+        yield Skipped(label, reason, problem=len(silent) > sum(map(bool, texts)), partial=True)
+    named = _encodable(str(stated or "")).strip()
+    starts = [0, *itertools.accumulate(len(one) + len(_PAGE) for one in texts if one)]
+    shown = itertools.accumulate((bool(one) for one in texts), initial=0)
+    yield Document(
+        _PAGE.join(one for one in texts if one),
+        label,
+        (named if _is_title(named) else title) or stem,
+        metadata={"source": label},
+        pages=tuple(starts[count] for count, _ in zip(shown, texts, strict=False)),
+    )
 
 
 def _encodable(text: str) -> str:
@@ -409,138 +612,3 @@ def _encodable(text: str) -> str:
 def _reason(error: Exception) -> str:
     absent = isinstance(error, FileNotFoundError)
     return "no such file or folder" if absent else getattr(error, "strerror", None) or str(error)
-
-
-# Scripts without spaces count a word a character; a run of 40 characters without a space counts as
-# a word too, so that no single "word" can be longer than a passage.
-_LONGEST = 40
-_WORD = re.compile(rf"[぀-ヿ㐀-䶿一-鿿]|[^\s぀-ヿ㐀-䶿一-鿿]{{1,{_LONGEST}}}")
-_PARAGRAPH = re.compile(r"\n[ \t]*\n\s*")
-_SENTENCE = re.compile(r"[.!?…][\"”’')\]]*\s+(?=[^\sa-z])|[。！？][”’」』]*")
-_LINE = re.compile(r"\n")
-_SPACE = re.compile(r"\s")
-
-
-@dataclass(frozen=True, slots=True)
-class TokenBudget:
-    """How long a passage may be, in a model's tokens.
-
-    Args:
-        limit: tokens of a passage at most, at least 1, else an `InputError`.
-        count: text -> number of tokens, without special tokens; `SentenceEncoder.count` is one, and
-            ``lambda text: len(tokenizer(text, add_special_tokens=False)["input_ids"])`` another.
-    """
-
-    limit: int
-    count: Callable[[str], int]
-
-    def __post_init__(self) -> None:
-        if self.limit < 1:
-            raise InputError(
-                f"The limit of a passage must be at least 1 word or token, not {self.limit}."
-            )
-
-
-def split_documents(
-    documents: Iterable[Document],
-    *,
-    words: int = DEFAULT_WORDS,
-    tokens: TokenBudget | None = None,
-) -> tuple[Passage, ...]:
-    """`split_document` for each of them."""
-    return tuple(
-        passage for one in documents for passage in split_document(one, words=words, tokens=tokens)
-    )
-
-
-def split_document(
-    document: Document, *, words: int = DEFAULT_WORDS, tokens: TokenBudget | None = None
-) -> tuple[Passage, ...]:
-    """Cut a document at paragraph borders, then sentences, then lines, then words.
-
-    Neighbouring short paragraphs share a passage. All text between the first and the last visible
-    character of the document is in exactly one passage, except blank space at the cuts.
-
-    Args:
-        document: the document; its title and metadata go with every passage.
-        words: of a passage at most, at least 1. A word is a run of visible characters, or one
-            character of a script that is written without spaces.
-        tokens: a limit in a model's tokens, instead of `words`. The title is not counted.
-
-    Returns:
-        Passages with ids ``{document.id}#{n}`` from 1 on; an id that the document's author stated
-        stays as it is where one passage holds the whole document. ``metadata`` gains ``start`` and
-        ``end``, the passage's characters in `document.text`. Each knows its document, its index and
-        the texts in front of it, see `rag_windows.with_neighbours`.
-
-    Raises:
-        InputError: ``words`` is below 1, or the budget is too small for a single character.
-    """
-    text, budget = document.text, tokens or TokenBudget(words, _count_words)
-    spans = _fitting(text, budget)
-    keep = document.named and len(spans) == 1
-    passages = (
-        Passage(
-            text=text[start:end],
-            id=document.id if keep else f"{document.id}#{number}",
-            title=document.title,
-            metadata={**document.metadata, "start": start, "end": end},
-            document=document.id,
-            index=number - 1,
-        )
-        for number, (start, end) in enumerate(spans, start=1)
-    )
-    return tuple(with_neighbours(passages))
-
-
-def _count_words(text: str) -> int:
-    return sum(1 for _ in _WORD.finditer(text))
-
-
-def _fitting(text: str, budget: TokenBudget) -> list[tuple[int, int]]:
-    """Stretches of a text as long as fit, without blank space around them; lengths don't add up."""
-    spans: list[tuple[int, int]] = []
-
-    def fits(start: int, end: int) -> bool:
-        return budget.count(text[start:end]) <= budget.limit
-
-    def add(start: int, end: int, *borders: re.Pattern[str]) -> None:
-        if spans and fits(spans[-1][0], end):
-            spans[-1] = (spans[-1][0], end)
-        elif fits(start, end):
-            spans.append((start, end))
-        elif borders:
-            for first, last in _between(text, start, end, borders[0]):
-                add(first, last, *borders[1:])
-        else:
-            cut_word(start, end)
-
-    def cut_word(start: int, end: int) -> None:
-        while start < end:
-            stops = range(start + 1, min(end, start + _LONGEST * budget.limit) + 1)
-            stop = start + bisect_left(stops, True, key=lambda stop: not fits(start, stop))
-            if stop == start:
-                raise InputError(
-                    f"A passage of {budget.limit} tokens can't hold the character "
-                    f"{text[start]!r}, which has {budget.count(text[start])}. Use a larger limit."
-                )
-            spans.append((start, stop))
-            start = stop
-
-    for start, end in _between(text, 0, len(text), _PARAGRAPH):
-        add(start, end, _SENTENCE, _LINE, _SPACE)
-    return spans
-
-
-def _between(text: str, start: int, end: int, border: re.Pattern[str]) -> Iterator[tuple[int, int]]:
-    """Visible text between borders; a heading belongs to what follows it."""
-    cuts = [start]
-    for match in border.finditer(text, start, end):
-        before = match.start()
-        line = text[text.rfind("\n", start, before) + 1 : before] if text[before] == "\n" else ""
-        if border is _SPACE or not _heading(line):
-            cuts.append(match.end())
-    for first, last in itertools.pairwise([*cuts, end]):
-        if part := text[first:last].strip():
-            first = text.index(part, first)
-            yield first, first + len(part)

@@ -25,13 +25,7 @@ from numpy.typing import NDArray
 
 from rag_windows import Passage, with_neighbours
 from rag_windows.errors import InputError, RetrievalError
-from rag_windows_retrievers.documents import (
-    DEFAULT_WORDS,
-    Skipped,
-    TokenBudget,
-    load_documents,
-    split_documents,
-)
+from rag_windows_retrievers.documents import Skipped, load_documents
 from rag_windows_retrievers.retriever import (
     BLANK_LINE,
     DEFAULT_K,
@@ -43,6 +37,7 @@ from rag_windows_retrievers.retriever import (
     ranked_text,
     sentence_model,
 )
+from rag_windows_retrievers.splitting import DEFAULT_WORDS, TokenBudget, split_documents
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
