@@ -217,7 +217,7 @@ def path_names(paths: str | Path | Iterable[str | Path]) -> list[str]:
         InputError: it is neither.
     """
     try:
-        return [os.fspath(one) for one in ([paths] if isinstance(paths, str | Path) else paths)]
+        return [os.fsdecode(one) for one in ([paths] if isinstance(paths, str | Path) else paths)]
     except TypeError as error:
         raise InputError(
             f"paths must be a string, a Path or a list of these, not {paths!r:.80}. Give files, "
@@ -488,13 +488,15 @@ class _Letters:
 
     def __init__(self) -> None:
         self._pieces: list[tuple[float, str]] = []
+        self._place: object = None
 
     def __call__(
         self, text: str, outer: Sequence[float], inner: Sequence[float], font: object, size: float
     ) -> None:
         if text.strip():
             height = abs(size) * math.hypot(*inner[2:4]) * math.hypot(*outer[2:4])
-            self._pieces.append((round(height, 1), text))
+            line, self._place = self._place, (inner[5], outer[5])
+            self._pieces.append((round(height, 1), text if line == self._place else f"\n{text}"))
 
     def title(self, page: str) -> str:
         """The first text in the largest letters, else the first line, if they look like a title."""
@@ -506,7 +508,7 @@ class _Letters:
             runs = itertools.groupby(self._pieces, key=lambda piece: piece[0] == largest)
             first = next(run for is_largest, run in runs if is_largest)
             headline = " ".join("".join(text for _, text in first).split())
-            if len(headline) > 3 and _is_title(headline):
+            if _is_title(headline):
                 return headline
         line, *others = (one.strip() for one in page.split("\n"))
         # A line as long as the others, which a small letter follows, is part of a sentence.
@@ -516,7 +518,7 @@ class _Letters:
 
 
 def _is_title(text: str) -> bool:
-    named = any(map(str.isalpha, text)) and not _NO_TITLE.fullmatch(text)
+    named = sum(map(str.isalpha, text)) > 1 and not _NO_TITLE.fullmatch(text)
     return named and count_words(text) <= TITLE_WORDS
 
 

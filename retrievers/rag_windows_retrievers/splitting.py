@@ -267,19 +267,20 @@ class _Splitter:
         return header if 4 * taken <= 3 * self._budget.limit else ""
 
     def _cut_word(self, start: int, end: int, header: str) -> None:
-        limit = self._budget.limit
         while start < end:
-            stops = range(start + 1, min(end, start + LONGEST * limit) + 1)
-            for one in dict.fromkeys((header, "")):
-                stop = start + bisect_left(
-                    stops, True, key=lambda stop, one=one: not self._fits(start, stop, one)
-                )
-                if stop > start:
-                    break
-            else:
+            span = self._longest(start, end, header)
+            if span.end == start and header:
+                span = self._longest(start, end, "")
+            if span.end == start:
+                limit, character = self._budget.limit, self._text[start]
                 raise InputError(
-                    f"A passage of {limit} tokens can't hold the character {self._text[start]!r}, "
-                    f"which has {self._budget.count(self._text[start])}. Use a larger limit."
+                    f"A passage of {limit} tokens can't hold the character {character!r}, which "
+                    f"has {self._budget.count(character)}. Use a larger limit."
                 )
-            self.spans.append(_Span(start, stop, one))
-            start = stop
+            self.spans.append(span)
+            start = span.end
+
+    def _longest(self, start: int, end: int, header: str) -> _Span:
+        stops = range(start + 1, min(end, start + LONGEST * self._budget.limit) + 1)
+        fitting = bisect_left(stops, True, key=lambda stop: not self._fits(start, stop, header))
+        return _Span(start, start + fitting, header)

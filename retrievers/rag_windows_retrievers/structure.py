@@ -203,8 +203,9 @@ def _front_matter(text: str) -> tuple[str, int]:
         # Such as a title with a colon, over which other readers of front matter pass.
         titles = _TITLE.search(match[2])
         return (titles[1].strip("\"' ") if titles else ""), match.end() * bool(_KEY.match(match[2]))
-    if stated is not None and not isinstance(stated, dict):
-        return "", 0  # a text between two rules
+    between_rules = match[2].startswith("\n") if stated is None else not isinstance(stated, dict)
+    if between_rules:
+        return "", 0
     title = (stated or {}).get("title")
     named = isinstance(title, str | int | float) and not isinstance(title, bool)
     return " ".join(str(title).split()) if named else "", match.end()

@@ -5,9 +5,10 @@ import os
 from pathlib import Path
 
 import pytest
+from pypdf import PageObject
 
-from rag_windows import DocumentError
-from rag_windows_retrievers import Document, load_documents
+from rag_windows import DocumentError, InputError
+from rag_windows_retrievers import Document, TokenBudget, load_documents, split_documents
 
 
 @pytest.fixture(autouse=True)
@@ -48,14 +49,61 @@ def test_plain_text() -> None:
         ("\n\n## The Bridge ##\nIt stands.", "The Bridge", "It stands."),
         ("Before.\n\n# The Bridge\nIt stands.", "The Bridge", None),
         ("~~~\n```\n# a comment\n~~~\n# The Bridge\nx", "The Bridge", None),
-        ("A rule below\n---\nis one.", "file", None),
+        ("A paragraph.\n\n---\nA rule above.", "file", None),
         ("# Only a heading", "Only a heading", None),
+        # Front matter states a title, or has none; its comments are no headings.
+        ("---\n# a comment\ndraft: true\n---\n# The Bridge\nx", "The Bridge", None),
+        ("---\n# a comment\n---\n\n# The Bridge\nx", "The Bridge", None),
+        ("---\ntitle: 'The Bridge'\n---\n# Other\nx", "The Bridge", None),
+        ("---\ntitle: Halden: The Bridge\n...\n# Other\nx", "Halden: The Bridge", None),
+        ("+++\ntitle = 'The Bridge'\n+++\nx", "The Bridge", None),
+        ("---\ntitle:\n- 1\n---\n# The Bridge\nx", "The Bridge", None),
+        ("---\n\n# The Bridge\n\n---\n\nx", "The Bridge", None),
+        # Code
+        ("````\n```\n# a comment\n```\n# another\n````\n# The Bridge\nx", "The Bridge", None),
+        ("- item\n\n  ```sh\n# a comment\n  # another\n  ```\n\n# The Bridge", "a comment", None),
+        ("1. item\n   ```sh\n   # a comment\n   ```\n\n# The Bridge\nx", "The Bridge", None),
+        ("~~~~\n~~~\n# a comment\n~~~~\n# The Bridge\nx", "The Bridge", None),
+        ("```\n# a comment\n~~~\n# another\n```\n# The Bridge\nx", "The Bridge", None),
+        ("    # a comment\n\n# The Bridge\nx", "The Bridge", None),
+        ("```x``` is code.\n\n# The Bridge\nx", "The Bridge", None),
+        ("``` x `` y ``` is code\n\n# The Bridge\n\n# Other", "The Bridge", None),
+        # HTML
+        ("<!--\n# a comment\n-->\n# The Bridge\nx", "The Bridge", None),
+        ("<!-- a\n\n# a comment\n\nb -->\n\n# The Bridge\nx", "The Bridge", None),
+        ("<pre>\n# a comment\n</pre>\n\n# The Bridge\nx", "The Bridge", None),
+        # Underlined
+        ("The Bridge\n==========\nIt stands.", "The Bridge", "It stands."),
+        ("The\nBridge\n---\nIt stands.", "The Bridge", "It stands."),
+        ("Before.\n\nThe Bridge\n===\n# Other", "The Bridge", None),
+        # Marks are for the eye; what they hold stays in the text.
+        ("# The *Bridge* of `Halden`\nx", "The Bridge of Halden", None),
+        ("# [The Bridge](https://halden.example)\nx", "The Bridge", None),
+        ("# The Bridge <a id='bridge'></a> &amp; more ###\nx", "The Bridge & more", None),
+        # Lists and quotes are not the document.
+        ("> # Quoted\n\n- # Listed\n\n# The Bridge\nx", "The Bridge", None),
+        ("#hashtag\n\n#\n\n# The Bridge\nx", "The Bridge", None),
+        (f"# {'word ' * 3300}\nx", "word " * 399 + "word", None),
     ],
 )
 def test_a_heading_is_the_title(text: str, title: str, body: str | None) -> None:
     document = load("file.md", text)
-    assert document.title == title
+    if len(title) > 1000:
+        assert document.title is not None
+        assert document.title.startswith(title)
+    else:
+        assert document.title == title
     assert document.text == (text if body is None else body)
+
+
+def test_a_heading_of_thousands_of_words_is_no_obstacle() -> None:
+    write("long.md", f"# {'Halden ' * 3300}\n\n{'The bridge stands. ' * 100}")
+    passages = split_documents(load_documents("long.md").documents)
+    assert "".join(one.text for one in passages).count("Halden") == 3300
+    assert {one.title for one in passages} == {"Halden " * 31 + "Halden…"}
+    budget = TokenBudget(64, lambda text: len(text.split()))
+    for one in split_documents(load_documents("long.md").documents, tokens=budget):
+        assert len(f"{one.title} {one.text}".split()) <= 64
 
 
 def test_json_lines() -> None:
@@ -74,6 +122,70 @@ def test_json_lines() -> None:
     assert (third.id, third.named) == ("rows.jsonl:5", False)
     assert third.text == "a\u2028b 😀 \ufffd end"
     assert [(one.label, one.reason) for one in loaded.skipped] == [("rows.jsonl:3", "no text")]
+
+
+def test_what_a_json_line_states_stays() -> None:
+    rows = [
+        {"text": "One two.", "source": "radio", "start": 3.5, "end": 7, "page": 9, "section": "x"},
+        {"text": "One two.", "metadata": {"source": "press", "start": "monday"}},
+        {"text": "One two."},
+    ]
+    write("rows.jsonl", "\n".join(map(json.dumps, rows)))
+    first, second, third = (
+        one.metadata for one in split_documents(load_documents("rows.jsonl").documents)
+    )
+    ours = {"passage_source": "rows.jsonl", "passage_start": 0, "passage_end": 8}
+    assert first == {"source": "radio", "start": 3.5, "end": 7, "page": 9, "section": "x", **ours}
+    assert second == {
+        **{"source": "press", "start": "monday"},
+        **{"passage_source": "rows.jsonl", "passage_start": 0, "end": 8},
+    }
+    assert third == {"source": "rows.jsonl", "start": 0, "end": 8}
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-16-le", "utf-16-be", "utf-32-le", "utf-32-be"])
+@pytest.mark.parametrize("name", ["a.txt", "a.md", "a.jsonl"])
+def test_a_byte_order_mark_says_the_encoding(encoding: str, name: str) -> None:
+    text = "Zürich.\r\n東京 \U0001f600."
+    shown = json.dumps({"text": text}, ensure_ascii=False) if name == "a.jsonl" else text
+    document = load(name, f"\ufeff{shown}".encode(encoding))
+    assert document.text == "Zürich.\n東京 \U0001f600."
+
+
+@pytest.mark.parametrize(
+    ("text", "encoding", "advised"),
+    [
+        ("上海是中华人民共和国的直辖市，位于长江入海口，桥建于一九三一年。", "gb18030", "GB18030"),
+        ("臺北市是中華民國的首都，位於臺灣北部的臺北盆地。", "big5", "BIG5"),
+        ("東京は日本の首都であり、世界でも有数の大都市である。", "cp932", "CP932"),
+        ("서울특별시는 대한민국의 수도이자 최대 도시이다.", "cp949", "CP949"),
+        ("Москва столица России, город федерального значения.", "cp1251", "CP1251"),
+        ("Москва столица России, город федерального значения.", "koi8-r", "KOI8-R"),
+        ("Die Brücke in Zürich wurde 1931 gebaut; sie führt über den Fluß.", "cp1252", "CP1252"),
+        ("Most w Łodzi zbudowano w 1931 roku. Zażółć gęślą jaźń.", "cp1250", "CP1250"),
+        ("Le café de la gare.", "utf-16-le", "UTF-16LE"),
+        ("上海是中华人民共和国的直辖市，位于长江入海口。", "utf-16-be", "UTF-16BE"),
+    ],
+)
+def test_advice_for_another_encoding_fits_its_text(text: str, encoding: str, advised: str) -> None:
+    write("a file.txt", text.encode(encoding))
+    with pytest.raises(DocumentError) as raised:
+        load_documents("a file.txt")
+    message = str(raised.value)
+    assert "not valid UTF-8" in message
+    assert message.endswith(f"iconv -f {advised} -t UTF-8 'a file.txt'")
+
+
+def test_damage_is_not_taken_for_another_encoding() -> None:
+    write("a.txt", "Zürich, Göteborg, Århus, Łódź und Örebro sind Städte.\n".encode() + b"\xe9")
+    with pytest.raises(DocumentError, match=r"a.txt:2: .* all but 1 of its characters are valid"):
+        load_documents("a.txt")
+    write("b.txt", b"\x80\x01\xff\x81\x01")
+    with pytest.raises(DocumentError, match="save it as UTF-8, or convert it: iconv -f ENCODING"):
+        load_documents("b.txt")
+    write("c.txt", "\ufeffab".encode("utf-16-le")[:-1])
+    with pytest.raises(DocumentError, match=r"c.txt:1: not valid UTF-16"):
+        load_documents("c.txt")
 
 
 @pytest.mark.parametrize(
@@ -166,3 +278,134 @@ def test_what_is_named_must_be_readable(name: str, message: str) -> None:
         load_documents([name])
     with pytest.raises(DocumentError, match="No text found in nothing"):
         load_documents([])
+
+
+def test_one_path_needs_no_list(here: Path) -> None:
+    write("docs/a.md")
+    write("docs/b.txt")
+    for one in ("docs", "docs/", "docs/*", Path("docs"), here / "docs", [here / "docs"], ("docs",)):
+        assert [d.id for d in load_documents(one).documents] == ["docs/a.md", "docs/b.txt"]
+    with pytest.raises(InputError, match="paths must be a string, a Path or a list of these"):
+        load_documents(3)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="paths must be a string, a Path or a list of these"):
+        load_documents([3])  # type: ignore[list-item]
+
+
+TEXT = "The tower has nine bells."
+
+
+def pdf(*pages: list[tuple[int, str]] | str | None, title: str = "") -> bytes:
+    """A PDF file: of each page its lines with their sizes, or a content stream, or nothing."""
+    objects = ["<< /Type /Catalog /Pages 2 0 R >>", "", f"<< /Title ({title}) >>"]
+    objects.append("<< /Type /Font /Subtype /Type1 /BaseFont /Helvetica >>")
+    kids = []
+    for page in pages:
+        drawn = page
+        if isinstance(page, list):
+            lines = (f"/F1 {size} Tf 0 -{2 * size} Td ({line}) Tj" for size, line in page)
+            drawn = f"BT 72 700 Td {' '.join(lines)} ET"
+        contents = ""
+        if drawn is not None:
+            objects.append(f"<< /Length {len(drawn)} >>\nstream\n{drawn}\nendstream")
+            contents = f"/Contents {len(objects)} 0 R"
+        objects.append(
+            f"<< /Type /Page /Parent 2 0 R /MediaBox [0 0 612 792] {contents} "
+            "/Resources << /Font << /F1 4 0 R >> >> >>"
+        )
+        kids.append(f"{len(objects)} 0 R")
+    objects[1] = f"<< /Type /Pages /Kids [{' '.join(kids)}] /Count {len(kids)} >>"
+    body = "".join(f"{number} 0 obj\n{one}\nendobj\n" for number, one in enumerate(objects, 1))
+    trailer = f"<< /Size {len(objects) + 1} /Root 1 0 R /Info 3 0 R >>"
+    return f"%PDF-1.4\n{body}trailer\n{trailer}\nstartxref\n0\n%%EOF\n".encode("ascii")
+
+
+DRAWN = "0 0 m 100 100 l S"
+
+
+@pytest.mark.parametrize(
+    ("pages", "reason", "problem"),
+    [
+        ([[(12, TEXT)], *[DRAWN] * 9], "pages 2-10 of 10 without text", True),
+        ([[(12, TEXT)], DRAWN, DRAWN, None, DRAWN], "pages 2-3, 5 of 5 without text", True),
+        ([DRAWN, [(12, TEXT)], [(12, TEXT)]], "page 1 of 3 without text", False),
+        ([[(12, TEXT)], "BT /F1 12 Tf () Tj ET", [(12, TEXT)]], "page 2 of 3 without text", False),
+        ([[(12, TEXT)], None, ""], "", False),
+    ],
+)
+def test_pages_without_text_are_reported(
+    pages: list[list[tuple[int, str]] | str | None], reason: str, problem: bool
+) -> None:
+    write("a.pdf", pdf(*pages))
+    loaded = load_documents("a.pdf", strict=False)
+    assert TEXT in loaded.documents[0].text
+    assert [one.reason for one in loaded.skipped] == (
+        [f"{reason}; scanned pages need OCR first"] if reason else []
+    )
+    assert all((one.label, one.partial) == ("a.pdf", True) for one in loaded.skipped)
+    assert [one.problem for one in loaded.skipped] == [problem] * bool(reason)
+    if problem:
+        with pytest.raises(DocumentError, match=f"a.pdf: {reason}"):
+            load_documents("a.pdf")
+
+
+@pytest.mark.parametrize("damaged", [[2], [1], [2, 3], [1, 2, 3]])
+def test_an_unreadable_page_is_reported_and_the_others_are_read(
+    damaged: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    extract = PageObject.extract_text
+
+    def failing(page: PageObject, *args: object, **options: object) -> str:
+        if (page.page_number or 0) + 1 in damaged:
+            raise KeyError("/Font")
+        return extract(page, *args, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(PageObject, "extract_text", failing)
+    write("a.pdf", pdf(*[[(12, f"Page {page}. {TEXT}")] for page in (1, 2, 3)]))
+    if len(damaged) == 3:
+        with pytest.raises(DocumentError, match=r"not a PDF file that pypdf can read \('/Font'\)"):
+            load_documents("a.pdf")
+        return
+    loaded = load_documents("a.pdf", strict=False)
+    (skipped,) = loaded.skipped
+    assert "of 3 can't be read ('/Font'); save it again as PDF" in skipped.reason
+    assert (skipped.problem, skipped.partial) == (True, True)
+    found = split_documents(loaded.documents, words=7)
+    pages = [page for page in (1, 2, 3) if page not in damaged]
+    assert [one.text for one in found] == [f"Page {page}. {TEXT}" for page in pages]
+    assert [one.metadata["page"] for one in found] == pages
+    with pytest.raises(DocumentError, match="can't be read"):
+        load_documents("a.pdf")
+
+
+def test_passages_of_a_pdf_name_their_pages() -> None:
+    pages = [[(12, f"Page {n} has a text."), (12, "It ends.")] for n in (1, 2, 4)]
+    write("a.pdf", pdf(pages[0], pages[1], None, pages[2]))
+    passages = split_documents(load_documents("a.pdf").documents, words=12)
+    places = [(one.metadata["page"], one.metadata["last_page"]) for one in passages]
+    assert places == [(1, 1), (2, 2), (4, 4)]
+    (one,) = split_documents(load_documents("a.pdf").documents)
+    assert one.place == "pages 1-4"
+    for passage in passages:
+        assert f"Page {passage.metadata['page']} " in passage.text
+
+
+LINES = [(10, "The tower of Halden has nine bells and a clock"), (10, "that was made in Tirmouth.")]
+
+
+@pytest.mark.parametrize(
+    ("stated", "lines", "title"),
+    [
+        ("The Tower", [*LINES], "The Tower"),
+        ("", [(20, "The Tower"), (20, "of Halden"), *LINES], "The Tower of Halden"),
+        ("Microsoft Word - report.docx", [(20, "The Tower"), *LINES], "The Tower"),
+        ("untitled", [(8, "Halden Press"), (20, "The Tower"), *LINES], "The Tower"),
+        ("", [(10, "The Tower of Halden"), *LINES], "The Tower of Halden"),
+        ("report.tex", [(10, "The Tower of Halden"), *LINES], "The Tower of Halden"),
+        ("", [*LINES], "a"),
+        ("", [(10, "12/7"), *LINES], "a"),
+        ("", [(10, TEXT)], "a"),
+        ("Document1", [(40, "T"), *LINES], "a"),
+    ],
+)
+def test_the_title_of_a_pdf(stated: str, lines: list[tuple[int, str]], title: str) -> None:
+    assert load("a.pdf", pdf(lines, title=stated)).title == title

@@ -98,7 +98,7 @@ STANDING = {
 def test_lines_that_stand_by_themselves_are_not_torn(kind: str, ahead: str) -> None:
     text = ahead + "\n".join(STANDING[kind])
     for limits in ({"words": 40}, {"tokens": TokenBudget(300, bytes_and_joints)}):
-        passages = split_document(Document(text, "doc", "Clinics"), **limits)  # type: ignore[arg-type]
+        passages = split_document(Document(text, "doc", "Clinics"), **limits)
         assert len(passages) > 3
         for one in passages:
             start, end = one.metadata["start"], one.metadata["end"]
