@@ -39,7 +39,7 @@ from rag_windows.generate import Decoder
 from rag_windows.guard import Guard, few_short_passages, guard_of, multi_hop
 from rag_windows.loading import autocast_here
 from rag_windows.methods import PCW, Auto, Method, Sequential, linked, resolve
-from rag_windows.passage import Passage, WindowTokens, with_neighbours
+from rag_windows.passage import Passage, WindowTokens, refuse_single, with_neighbours
 from rag_windows.prefill import (
     EncodedContext,
     Encoder,
@@ -56,7 +56,6 @@ from rag_windows.prompt.builder import Header, Prompt
 from rag_windows.prompt.detokenize import Detokenizer, Pieces, cut
 from rag_windows.request import (
     DEFAULT_NEW_TOKENS,
-    SINGLE_PASSAGE,
     BatchRequest,
     Book,
     Messages,
@@ -241,8 +240,7 @@ class Engine:
         prompt: Prompt | None = None,
         max_window_tokens: int | None = None,
     ) -> Request:
-        if isinstance(asked.passages, str | Passage | Mapping):
-            raise InputError(SINGLE_PASSAGE)
+        refuse_single(asked.passages)
         passages = tuple(Passage.of(one) for one in cast("Sequence[PassageLike]", asked.passages))
         tokens = asked.max_new_tokens
         if tokens is None:
@@ -440,8 +438,7 @@ class Engine:
         return Warmed(done, encoded, present, tokens, time.perf_counter() - begun)
 
     def _check_warmable(self, passages: Iterable[PassageLike], ttl: float | None) -> None:
-        if isinstance(passages, str | Passage | Mapping):
-            raise InputError(SINGLE_PASSAGE)
+        refuse_single(passages)
         if ttl is not None and not ttl > 0:
             raise InputError(f"ttl must be None or a number of seconds above 0, not {ttl!r}.")
         if self.numbered:

@@ -18,7 +18,7 @@ from rag_windows.cache.passage_cache import PassageCache
 from rag_windows.kv import Window
 from rag_windows.methods import Method, resolve
 from rag_windows.methods.base import query_bias
-from rag_windows.passage import Passage, passage_of
+from rag_windows.passage import Passage, passage_of, refuse_single
 from rag_windows.prompt.builder import Prompt, PromptParts
 
 EXACT = codec.EXACT
@@ -38,5 +38,6 @@ __all__ = [
     "is_finite",
     "passage_of",
     "query_bias",
+    "refuse_single",
     "resolve",
 ]

@@ -134,6 +134,17 @@ class Passage:
         )
 
 
+def refuse_single(passages: object) -> None:
+    """Refuse a single passage where a list of them is meant; a string would become characters.
+
+    Raises:
+        InputError: it is a string, a passage, a mapping or a framework's document.
+    """
+    document = hasattr(passages, "page_content") or hasattr(passages, "node_id")
+    if document or isinstance(passages, str | Passage | Mapping):
+        raise InputError("passages must be a list of passages, not a single one. Wrap it in [].")
+
+
 CHUNK_KEY = "rag_windows_chunk"
 """Metadata key under which documents of other frameworks keep document, index and neighbours.
 
@@ -210,13 +221,14 @@ class Note:
     Attributes:
         kind: ``blank`` and ``duplicate`` passages make no window of their own; a ``split`` one
             makes several; an ``alone`` one is a later chunk of a document, to be encoded in sight
-            of its neighbours, but came without them. ``method`` tells what `Auto` chose.
+            of its neighbours, but came without them; of one with a ``header`` that left a window
+            too little for its text, the header was shortened. ``method`` says what `Auto` chose.
         passage: index into the passages as given; None for ``method``.
         message: the same in words.
         of: for a duplicate, the index of the first passage that equals it.
     """
 
-    kind: Literal["blank", "duplicate", "split", "alone", "method"]
+    kind: Literal["blank", "duplicate", "split", "alone", "header", "method"]
     passage: int | None
     message: str
     of: int | None = None
@@ -283,8 +295,8 @@ def with_neighbours(passages: Iterable[Any], most: int = NEIGHBOURS) -> list[Pas
         most: how many chunks, at least 0; each of them adds to what encoding costs.
 
     Raises:
-        InputError: two different texts say that they are one chunk in front of another, or `most`
-            is no number.
+        InputError: two different texts say that they are one chunk in front of another, `most` is
+            no number, or there is a single passage instead of a list.
     """
     if type(most) is not int or most < 0:
         raise InputError(f"most must be a whole number of chunks, 0 or more, not {most!r}.")
@@ -316,6 +328,7 @@ def with_places(documents: Iterable[Any]) -> list[Passage]:
 
     Where something is missing between two chunks of a document, so is an index.
     """
+    refuse_single(documents)
     given = list(documents)
     made = [passage_of(one) for one in given]
     previous = _previous(given, made)

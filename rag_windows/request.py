@@ -26,7 +26,6 @@ PassageLike = Passage | str | Mapping[str, Any]
 
 DEFAULT_NEW_TOKENS = 128
 
-SINGLE_PASSAGE = "passages must be a list of passages, not a single one. Wrap it in []."
 
 _PART = re.compile(r"(.+)#\d+", re.DOTALL)
 

@@ -249,6 +249,8 @@ def _notes(generation: Generation, passages: Sequence[Passage], limit: int) -> I
             yield f"{name} repeats passage {note.of + 1}, which was read instead."
         elif note.kind == "split":
             yield f"{name} is longer than a window and was read in several."
+        elif note.kind == "header":
+            yield f"{name} has a title that is too long for a window; only its beginning was read."
         elif note.kind == "alone":
             yield f"{name} is a later chunk of its document, and was encoded without those before."
         else:

@@ -23,7 +23,7 @@ from rag_windows.errors import CacheError, InputError, MethodError
 from rag_windows.kv import Window
 from rag_windows.methods import Codebook, Method, chain, resolve
 from rag_windows.methods.codebook import page_owners
-from rag_windows.passage import Note, Passage
+from rag_windows.passage import Note, Passage, refuse_single
 from rag_windows.prefill import Source, ToEncode, complete
 from rag_windows.request import BatchRequest, Messages, PassageLike
 from rag_windows.sampling import whole_number
@@ -340,10 +340,7 @@ class PassageBook:
 
     def _named(self, passages: Iterable[PassageLike]) -> list[Passage]:
         """Passages with ids; one without gets one that only an equal text and title give."""
-        if isinstance(passages, str | Passage | Mapping):
-            raise InputError(
-                "passages must be a list of passages, not a single one. Wrap it in []."
-            )
+        refuse_single(passages)
         named: dict[str, Passage] = {}
         given = []
         for one in map(Passage.of, passages):

@@ -55,6 +55,7 @@ from rag_windows.passage import (
     Passage,
     chunk_metadata,
     passage_of,
+    refuse_single,
     with_neighbours,
 )
 from rag_windows.prefill import EncodedContext
@@ -105,6 +106,7 @@ __all__ = [
     "one_way",
     "passage_list",
     "passage_of",
+    "refuse_single",
     "position_limit",
     "profile_of",
     "sampling_options",
@@ -272,6 +274,7 @@ def keep_neighbours(documents: Iterable[Any], most: int = NEIGHBOURS) -> list[An
         documents: in any order; what does not say where it stands comes back without the entry.
         most: how many chunks, see `with_neighbours`.
     """
+    refuse_single(documents)
     given = list(documents)
     kept = []
     for document, passage in zip(given, with_neighbours(given, most), strict=True):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import re
+from bisect import bisect_left
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -129,8 +130,10 @@ class Prompt:
 
         Blank and repeated passages make no window and are noted. One that is longer than
         `max_window_tokens` becomes several windows, each with the header, that cover its text
-        without gap or overlap. `prefix` goes before a leading system message. Each window gets the
-        tokens of up to `neighbours` chunks in front of it, as windows of their own would have them.
+        without gap or overlap. A header that leaves less than an eighth of a window to the text is
+        cut to half of one, and noted. `prefix` goes before a leading system message. Each window
+        gets the tokens of up to `neighbours` chunks in front of it, as windows of their own would
+        have them.
         """
         conversation = Conversation.of(query, prefix)
         # Without an instruction the first window begins the text of a base model.
@@ -168,11 +171,17 @@ class Prompt:
         read = dict(zip(every, self._boundary.encode_plain([*every], at), strict=True))
 
         @functools.cache
-        def windows_of(text: _Text) -> list[WindowTokens]:
+        def windows_of(text: _Text) -> tuple[list[WindowTokens], int]:
             return self._windows(text, read[text.whole], at, max_window_tokens)
 
         for text, chunks in zip(texts, nearby, strict=True):
-            made = windows_of(text)
+            made, cut = windows_of(text)
+            if cut:
+                message = (
+                    f"The header of {text.name[0].lower()}{text.name[1:]} has {cut} tokens, too "
+                    f"many for max_window_tokens={max_window_tokens}, and was cut to half of that."
+                )
+                notes.append(Note("header", text.passage, message))
             if not made:
                 message = (
                     f"{text.name} has no text that this tokenizer can encode and was left out."
@@ -185,7 +194,7 @@ class Prompt:
                 )
                 notes.append(Note("split", text.passage, message))
             if neighbours:
-                seen = [window.ids for one in chunks for window in windows_of(one)]
+                seen = [window.ids for one in chunks for window in windows_of(one)[0]]
                 for at_part, window in enumerate(made):
                     earlier = (*seen, *(one.ids for one in made[:at_part]))
                     windows.append(replace(window, before=earlier[-neighbours:]))
@@ -235,8 +244,11 @@ class Prompt:
 
     def _windows(
         self, text: _Text, ids: list[int] | None, at: At, limit: int | None
-    ) -> list[WindowTokens]:
-        """The windows of a text whose ids are known, or None where they are to be read."""
+    ) -> tuple[list[WindowTokens], int]:
+        """The windows of a text whose ids are known, or None where they are to be read.
+
+        Also the length of its header in tokens, if that is too long and was cut; else 0.
+        """
 
         def encode(part: str) -> list[int]:
             try:
@@ -246,9 +258,15 @@ class Prompt:
 
         ids = encode(text.text) if ids is None else ids
         if not ids:
-            return []
+            return [], 0
+        cut = 0
+        if limit is not None and len(ids) > limit:
+            around = len(encode(""))
+            if limit - around < _least(limit) and text.head:
+                text, cut = replace(text, head=self._cut_header(text.head, at, limit // 2)), around
+                ids = encode(text.text)
         if limit is None or len(ids) <= limit:
-            return [WindowTokens(tuple(ids), text.passage, 0, 1, 0, len(text.text))]
+            return [WindowTokens(tuple(ids), text.passage, 0, 1, 0, len(text.text))], cut
         try:
             parts = split(text.text, encode, limit, len(ids))
         except LimitError as error:
@@ -256,10 +274,26 @@ class Prompt:
                 f"{text.name} has {len(ids)} tokens and can't be split into windows of "
                 f"max_window_tokens={limit}: {error}"
             ) from error
-        return [
+        windows = [
             WindowTokens(tuple(part), text.passage, number, len(parts), start, end)
             for number, (start, end, part) in enumerate(parts)
         ]
+        return windows, cut
+
+    def _cut_header(self, header: str, at: At, limit: int) -> str:
+        """The beginning of a header in `limit` tokens with the blank line behind it, or nothing."""
+
+        def cut(length: int) -> str:
+            words = header[:length].rstrip()
+            if " " in words and not header[length : length + 1].isspace():
+                words = words.rpartition(" ")[0]
+            return f"{words}…\n"
+
+        def fits(length: int) -> bool:
+            return len(self._boundary.encode(f"{cut(length)}\n\n", at)) <= limit
+
+        most = bisect_left(range(1, len(header)), True, key=lambda length: not fits(length))
+        return cut(most) if most and fits(most) else ""
 
 
 _BOUNDARIES = [
@@ -281,7 +315,7 @@ def split(
     """
     around = len(encode(""))
     room = limit - around
-    if room < max(1, limit // 8):
+    if room < _least(limit):
         raise _too_little_room(around)
     length = max(1, int(len(text) * room / max(1, size - around)))
     parts: list[tuple[int, int, list[int]]] = []
@@ -305,6 +339,11 @@ def split(
         parts.append((start, min(end, len(text)), ids))
         start, length = end, max(1, int(room / density))
     return parts
+
+
+def _least(limit: int) -> int:
+    """Tokens of a window that must be left for text."""
+    return max(1, limit // 8)
 
 
 def _boundary(fitting: str) -> int:

@@ -98,8 +98,14 @@ def split_document(
         A name that the document's own metadata have is theirs; ours is ``passage_start`` then.
 
     Raises:
-        InputError: ``words`` is below 1, or the budget is too small for a single character.
+        InputError: ``words`` is below 1, the budget is too small for a single character, or it is
+            no document.
     """
+    if not isinstance(document, Document):
+        raise InputError(
+            f"A document must be a Document, not {type(document).__name__}. Take it from "
+            "load_documents(...).documents, or make one: Document(text, id)."
+        )
     budget = tokens or TokenBudget(words, count_words)
     title = None if document.title is None else _shortened(document.title, tokens)
     try:

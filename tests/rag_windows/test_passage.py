@@ -1,8 +1,16 @@
 from __future__ import annotations
 
-import pytest
+from typing import Any
 
-from rag_windows import InputError, Passage
+import pytest
+from langchain_core.documents import Document
+from llama_index.core.schema import TextNode
+
+from llama_index.llms.rag_windows import Parts
+from rag_windows import InputError, Passage, with_neighbours
+from rag_windows.integration import keep_neighbours
+from rag_windows_retrievers import BM25Retriever, split_documents
+from rag_windows_retrievers import Document as CorpusDocument
 
 
 def test_a_passage_from_each_kind_of_value() -> None:
@@ -30,6 +38,22 @@ def test_a_passage_from_each_kind_of_value() -> None:
 def test_bad_values_say_what_to_do(value: object, message: str) -> None:
     with pytest.raises(InputError, match=message):
         Passage.of(value)  # type: ignore[arg-type]  # the error is the test
+
+
+@pytest.mark.parametrize(
+    "single",
+    [
+        *("a text", Passage("a text"), {"text": "a text"}),
+        *(Document(page_content="a text"), TextNode(text="a text")),
+    ],
+)
+def test_a_single_passage_is_not_read_as_its_characters(single: Any) -> None:
+    for takes_several in (with_neighbours, keep_neighbours, Parts.of, BM25Retriever):
+        with pytest.raises(InputError, match="passages must be a list of passages, not a single"):
+            takes_several(single)
+    with pytest.raises(InputError, match="A document must be a Document, not str"):
+        split_documents("a text")  # type: ignore[arg-type]
+    assert len(split_documents(CorpusDocument("a text", "a"))) == 1
 
 
 @pytest.mark.parametrize(

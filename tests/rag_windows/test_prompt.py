@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -124,11 +125,35 @@ def test_work_grows_with_the_text_and_not_with_its_square() -> None:
 
 def test_limits_that_nothing_fits_into_are_refused_by_name() -> None:
     prompt = Prompt(build("llama3"))
-    passages = [Passage("A wall."), Passage(LONG, id="p7", title="Long title " * 30)]
-    with pytest.raises(LimitError, match=r"Passage 1 \(id 'p7'\) has \d+ tokens .*=64"):
-        prompt.build("Who?", passages, max_window_tokens=64)
+    passages = [Passage(" "), Passage(LONG, id="p7", title="Walls")]
+    with pytest.raises(LimitError, match=r"Passage 1 \(id 'p7'\) has \d+ tokens .*=1:"):
+        prompt.build("Who?", passages, max_window_tokens=1)
     with pytest.raises(LimitError, match="one character"):
         Prompt(small.tokenizer()).build("Who?", [Passage("東京")], max_window_tokens=4)
+
+
+@pytest.mark.parametrize("title", ["Long title " * 99, "word " * 3300, "x" * 2000, "東京" * 900])
+@pytest.mark.parametrize("limit", [32, 64, 200])
+def test_a_title_that_fills_a_window_is_cut_and_noted(title: str, limit: int) -> None:
+    tokenizer = build("llama3")
+    prompt = Prompt(tokenizer)
+    passages = [Passage("A wall."), Passage(LONG, id="p7", title=title)]
+    parts = prompt.build("Who?", passages, max_window_tokens=limit)
+    assert max(len(window.ids) for window in parts.windows) <= limit
+    windows = [window for window in parts.windows if window.passage == 1]
+    assert "".join(LONG[window.start : window.end] for window in windows) == LONG
+    headers, splits = parts.notes
+    assert (headers.kind, headers.passage, splits.kind) == ("header", 1, "split")
+    assert re.search(
+        rf"The header of passage 1 \(id 'p7'\) has \d+ tokens, .*={limit}, and was cut to half",
+        headers.message,
+    )
+    texts = [tokenizer.decode(window.ids) for window in windows]
+    assert all("…\n" in text for text in texts)
+    short = Passage(LONG, title="A title")
+    assert [one.kind for one in prompt.build("Who?", [short], max_window_tokens=64).notes] == [
+        "split"
+    ]
 
 
 def test_a_base_model_gets_its_own_beginning_once() -> None:

@@ -12,7 +12,15 @@ from typing import Annotated, Any, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from rag_windows.errors import InputError, MethodError
-from rag_windows.interchange import Method, Passage, Prompt, passage_of, query_bias, resolve
+from rag_windows.interchange import (
+    Method,
+    Passage,
+    Prompt,
+    passage_of,
+    query_bias,
+    refuse_single,
+    resolve,
+)
 
 Document = str | Passage | Mapping[str, Any]
 Query = str | Sequence[Mapping[str, Any]]
@@ -178,6 +186,7 @@ class WindowPrompts:
         Raises:
             InputError: the conversation, a document or the method can't be used.
         """
+        refuse_single(documents)
         passages = [passage_of(document) for document in documents]
         made = self._prompt.build(query, passages, max_window_tokens=self._max_window_tokens)
         temperature = self._temperature if method is None else _temperature_of(method)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import sys
@@ -221,6 +222,46 @@ def test_the_text_of_a_pdf_is_read(
     assert 'pip install "rag-windows[pdf]"' in notes
     alone = refused(run, "ask", QUESTION, "--docs", "docs/tower.pdf", "--model", model)
     assert 'pip install "rag-windows[pdf]"' in alone
+
+
+def test_pages_that_were_not_read_are_reported(run: Run, ask: Told, docs: Path, model: str) -> None:
+    words = pdf_file("The tower of Halden has nine bells.")
+    (docs / "tower.pdf").write_bytes(words)
+    drawn = PdfWriter()
+    for page in (words, pdf_file("")):
+        for _ in range(1 if page is words else 3):
+            drawn.append(io.BytesIO(page))
+    drawn.write(docs / "scan.pdf")
+    note = "docs/scan.pdf: pages 2-4 of 4 without text; scanned pages need OCR first"
+    for args in ((), ("--docs", "docs/scan.pdf")):
+        assert f"Note: {note}.\n" in ask(*args)["notes"]
+    stopped = refused(run, "ask", QUESTION, "--docs", "docs", "--model", model, "--strict")
+    assert note in stopped
+
+
+def test_sources_show_their_places(
+    run: Run, docs: Path, model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
+    drawn = PdfWriter()
+    for number in (1, 2):
+        drawn.append(io.BytesIO(pdf_file(f"The tower {number} of Halden has nine bells.")))
+    drawn.write(docs / "tower.pdf")
+    (docs / "guide.md").write_text("# Guide\n\n## Towers\n\nHalden has towers.\n\n## Walls\n\nSo.")
+    args = ("--docs", "docs", "--model", model, "--passage-words", "9", "--max-new-tokens", "2")
+    shown = run("ask", "What has Halden, which tower?", *args).stdout
+    assert "tower (page 1): The tower 1" in shown
+    assert "tower (page 2, part 2): The tower 2" in shown
+    assert "Guide (Towers): ## Towers" in shown
+
+
+def test_a_title_that_fills_a_window_ends_no_question(ask: Told, docs: Path) -> None:
+    (docs / "long.md").write_text(f"# {'Halden ' * 3300}\n\nThe bridge at Halden is old.")
+    answer = ask("--docs", "docs", "--max-window-tokens", "40")
+    assert (
+        "has a title that is too long for a window; only its beginning was read" in answer["notes"]
+    )
+    assert len(answer["passages"]) > 3
 
 
 def test_long_work_is_told_on_standard_error(

@@ -20,7 +20,7 @@ from llama_index.core.prompts import BasePromptTemplate, SelectorPromptTemplate
 
 from rag_windows import Passage
 from rag_windows.errors import InputError
-from rag_windows.integration import PassageLike
+from rag_windows.integration import PassageLike, refuse_single
 
 QUERY = "query_str"
 """The template variable that LlamaIndex gives the question."""
@@ -45,6 +45,7 @@ class Parts(str):
     @classmethod
     def of(cls, passages: Iterable[PassageLike]) -> Self:
         """Join passages, as `Passage.of` reads them."""
+        refuse_single(passages)
         kept = tuple(Passage.of(passage) for passage in passages)
         parts = cls("\n\n".join(passage.text for passage in kept))
         parts.passages = kept
