@@ -123,8 +123,10 @@ class DocumentFile:
                     found.append(one)
         except UnicodeDecodeError as error:
             line = data.count(b"\n", 0, error.start) + 1
-            encoding = error.encoding.upper()
-            reason = f"not valid {encoding} (byte {error.start}); {_advice(data, self.label)}"
+            advice = "it is damaged or cut short; write it again"
+            if error.encoding.startswith("utf-8"):
+                advice = _advice(data, self.label)
+            reason = f"not valid {error.encoding.upper()} (byte {error.start}); {advice}"
             found.append(Skipped(f"{self.label}:{line}", reason, problem=True))
         except (OSError, DocumentError, MissingExtraError) as error:
             found.append(Skipped(self.label, _reason(error), problem=True))

@@ -443,7 +443,7 @@ class Index:
 
 
 def ingest(
-    paths: Iterable[str | Path],
+    paths: str | Path | Iterable[str | Path],
     folder: str | Path,
     model: Model | None = None,
     *,

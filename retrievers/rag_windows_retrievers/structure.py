@@ -30,11 +30,14 @@ _HEADING_LINES = 3
 _FRONT_CHARS = 20_000
 
 _INDENT = 40
-"""Columns, beyond which no deeper line is told from another."""
+"""Columns; lines that are indented further count alike."""
 
 _FRONT = re.compile(r"(---|\+\+\+)[ \t]*\n(.*?\n|)(?:\1|\.\.\.)[ \t]*(?:\n|\Z)", re.DOTALL)
 _KEY = re.compile(r"\s*(?:#.*\n\s*)*[\w-]+[ \t]*[:=]")
 _TITLE = re.compile(r"^title[ \t]*[:=][ \t]*(.+)$", re.MULTILINE)
+_NO_YAML = (AttributeError, LookupError, RecursionError, TypeError, ValueError)
+"""What PyYAML raises for some values, beside errors of its own."""
+
 _LETTERS, _DIGITS = re.compile(r"[^\W\d_]+"), re.compile(r"\d+")
 _TELLING = re.compile(r"\W*0\W[\W0]*|[^\w\"'“‘(]+|[\[<{].*")
 _WIDE = re.compile("[぀-ヿ㐀-䶿一-鿿]")
@@ -143,7 +146,7 @@ class _Reader:
             self.made.bound.append((self._starts[first], self._starts[line]))
 
     def _definitions(self, first: int, end: int) -> None:
-        """Lines between blocks: what links mean, which the parser keeps to itself."""
+        """Lines between blocks, such as targets of links, which the parser does not report."""
         lines = [line for line in range(first, end) if self._lines[line].strip()]
         if lines:
             self._cut(lines[0], (0,))
@@ -161,7 +164,7 @@ class _Reader:
             self.made.headings.append(Heading(level, name, plain, start, stop))
 
     def _table(self, lines: Sequence[int], body: int, level: int) -> None:
-        """Rows stand by themselves, but for the first one, since a header says nothing alone."""
+        """Rows stand by themselves, but for the first one: a header says nothing without a row."""
         if body < len(lines):
             header = "\n".join(self._lines[line] for line in lines[:body]).strip()
             start, end = self._starts[lines[body]], self._starts[lines[-1] + 1]
@@ -199,7 +202,7 @@ def _front_matter(text: str) -> tuple[str, int]:
         return "", 0
     try:
         stated = (yaml.safe_load if match[1] == "---" else tomllib.loads)(match[2])
-    except (yaml.YAMLError, ValueError, RecursionError):
+    except (yaml.YAMLError, *_NO_YAML):
         # Such as a title with a colon, over which other readers of front matter pass.
         titles = _TITLE.search(match[2])
         return (titles[1].strip("\"' ") if titles else ""), match.end() * bool(_KEY.match(match[2]))

@@ -247,7 +247,9 @@ def test_sources_show_their_places(
     for number in (1, 2):
         drawn.append(io.BytesIO(pdf_file(f"The tower {number} of Halden has nine bells.")))
     drawn.write(docs / "tower.pdf")
-    (docs / "guide.md").write_text("# Guide\n\n## Towers\n\nHalden has a tower.\n\n## Walls\n\nOld ones.\n\nOf stone.")
+    (docs / "guide.md").write_text(
+        "# Guide\n\n## Towers\n\nHalden has a tower.\n\n## Walls\n\nOld ones.\n\nOf stone."
+    )
     args = ("--docs", "docs", "--model", model, "--passage-words", "8", "--max-new-tokens", "2")
     shown = run("ask", "What has Halden, which tower?", *args).stdout
     assert "tower (page 1): The tower 1" in shown
