@@ -523,8 +523,8 @@ def tell_left_out(skipped: Sequence[Skipped], *, strict: bool) -> None:
     """Say which files and lines were not read; an error if they should have been and `strict`."""
     partial = [one for one in skipped if one.partial and not (strict and one.problem)]
     skipped = [one for one in skipped if one not in partial]
-    for one in partial:
-        tell(f"Note: {one.label}: {one.reason}.")
+    for pages in partial:
+        tell(f"Note: {pages.label}: {pages.reason}.")
     bad = [f"{one.label}: {one.reason}" for one in skipped if one.problem]
     of_all = f"{len(bad)} {'file or line' if len(bad) == 1 else 'files or lines'} of the documents"
     if strict and len(bad) == 1:
