@@ -345,7 +345,7 @@ def tools_of(
         listed = allowed.get("tools") if isinstance(allowed, Mapping) else None
         if not isinstance(listed, list):
             raise refused("tool_choice.allowed_tools", "must list tools.", "invalid_type")
-        names = [_name(one) for one in listed]
+        names = {name for one in listed if isinstance(name := _name(one), str)}
         read = [tool for tool in read if tool["function"].get("name") in names]
         choice = allowed.get("mode", "auto")
     if isinstance(choice, Mapping):
