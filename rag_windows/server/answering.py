@@ -83,7 +83,7 @@ class Piece:
 
     Attributes:
         index: of the answer that it belongs to.
-        text: which comes next.
+        text: which comes next; empty where nothing has been written yet.
         answered: with the last piece of an answer, all else.
     """
 
@@ -256,8 +256,9 @@ class Answering:
     async def stream(self, asked: Asked, tenant: Tenant) -> AsyncGenerator[Piece, None]:
         """Answer a question piece by piece; errors of the request come before the first piece.
 
-        The last piece of each answer has the `Answered`. Close it, or cancel the task that reads
-        it, and the work stops within a token.
+        That piece is empty, and comes as soon as the question was checked. The last piece of each
+        answer has the `Answered`. Close it, or cancel the task that reads it, and the work stops
+        within a token.
         """
         async with self.line.turn():
             calls = await asyncio.to_thread(self._prepared, asked, tenant)
@@ -287,7 +288,8 @@ class Answering:
             answered = _answered(index, call, asked, rest, chunk.generation, length)
             return [Piece(index, text + answered.text, answered)]
 
-        return self._calls.stream_async(lambda: call, read, timeout=self._settings.timeout_s)
+        timeout, begun = self._settings.timeout_s, [Piece(index, "")]
+        return self._calls.stream_async(lambda: call, read, timeout=timeout, begun=begun)
 
     def _log(self, asked: Asked, answers: Sequence[Answered]) -> None:
         if self._settings.log_texts:

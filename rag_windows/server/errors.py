@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 import traceback
@@ -112,6 +113,20 @@ def answered(error: Exception, request_id: str) -> ApiError:
     if found.status == 500:
         log_failure(request_id, error)
     return found
+
+
+def error_event(error: ApiError, number: int | None = None) -> str:
+    """An error in a stream whose status is out already, as a server-sent event.
+
+    Args:
+        number: of the event in a stream of ``/v1/responses``; None in one of chat completions.
+    """
+    told = {"error": error.error}
+    if number is None:
+        return f"data: {json.dumps(told)}\n\n"
+    told |= {name: error.error[name] for name in ("message", "code", "param")}
+    told |= {"type": "error", "sequence_number": number}
+    return f"event: error\ndata: {json.dumps(told)}\n\ndata: [DONE]\n\n"
 
 
 def malformed(error: ValidationError) -> ApiError:

@@ -34,6 +34,8 @@ class Settings(BaseModel):
         wait_s: seconds in line, after which a request is refused with 503.
         idle_s: seconds in which a client must send a further part of its body, or read one of its
             answer.
+        ping_s: seconds after which a silent stream gets a comment, so that no proxy takes it for
+            dead; who asks for a stream and stands in line for so long gets its status, too.
         timeout_s: seconds for an answer, after which it is ended with 504; None for no limit.
         cors: origins whose pages may ask; none by default.
         hosts: names in the Host header that are answered; empty for all.
@@ -63,6 +65,7 @@ class Settings(BaseModel):
     most_waiting: int = Field(default=64, ge=0)
     wait_s: float = Field(default=60.0, gt=0)
     idle_s: float = Field(default=60.0, gt=0)
+    ping_s: float = Field(default=5.0, gt=0)
     timeout_s: float | None = Field(default=600.0, gt=0)
     cors: tuple[str, ...] = ()
     hosts: tuple[str, ...] = ()
