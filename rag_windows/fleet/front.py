@@ -36,6 +36,7 @@ from rag_windows.server.asked import Body, top_k
 from rag_windows.server.chat import ChatBody
 from rag_windows.server.errors import ApiError, busy, error_event, internal, log_failure
 from rag_windows.server.keys import Tenant
+from rag_windows.server.passages import deleted
 from rag_windows.server.responses import ResponsesBody
 from rag_windows.server.routes import read_body
 
@@ -70,6 +71,8 @@ class Front:
         self._documents = options.load_documents()
         self._readers = readers
         self._ask = readers.options(method_name="answer", stream=True)
+        # A reader that starts later reads all documents again.
+        self._deleted: frozenset[str] = frozenset()
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
         """What Serve runs for each request."""
@@ -94,13 +97,14 @@ class Front:
         body, late = (b"", False) if tenant is None else await self._body(receive)
         if body is None:
             return
-        relayed = Relayed({**kept, "headers": [*scope["headers"]]}, body, late)
+        relayed = Relayed({**kept, "headers": [*scope["headers"]]}, body, late, self._deleted)
         together = None
         if tenant is not None and tenant.operator:
             if scope["method"] == "GET" and path == "/metrics":
                 together = _metrics
             elif scope["method"] == "DELETE" and path.startswith("/v1/passages/"):
                 together = _forgotten
+                self._deleted |= {path.removeprefix("/v1/passages/")}
         if together is None:
             question = await asyncio.to_thread(self._question, path, body, tenant)
             await self._pass_on(relayed, question, receive, send)
@@ -308,7 +312,9 @@ def _response(messages: Sequence[Message]) -> Response:
 def _forgotten(answers: Answers) -> Response:
     """How many windows all readers have removed; what two of them held is counted twice."""
     told = [json.loads(bytes(response.body)) for _, response in answers]
-    return JSONResponse({**told[0], "deleted": sum(one["deleted"] for one in told)})
+    windows = sum(one["deleted"] for one in told)
+    # All readers have the same documents; one that was replaced may have been told before.
+    return JSONResponse(deleted(told[0]["id"], windows, max(one["passages"] for one in told)))
 
 
 class _Families(Collector):

@@ -65,7 +65,7 @@ from rag_windows.prompt.conversation import BaseLayout, ChatTemplate, Conversati
 from rag_windows.prompt.tokenizing import Boundary, Piece
 from rag_windows.prompt.tools import AnswerReader, ToolAnswer, ToolFormat
 from rag_windows.prompt.visible_text import one_line
-from rag_windows.request import PassageLike
+from rag_windows.request import PassageLike, labels_of
 from rag_windows.results import Generation, carried
 from rag_windows.sampling import Penalties, sampling_options, whole_number
 
@@ -97,6 +97,7 @@ __all__ = [
     "guard_of",
     "joined_messages",
     "keep_neighbours",
+    "labels_of",
     "leading_ids",
     "likelihoods",
     "load_shared",

@@ -18,6 +18,7 @@ from rag_windows.errors import (
     GenerationTimeoutError,
     InputError,
     LimitError,
+    MissingExtraError,
     RagWindowsError,
     ToolsUnsupportedError,
 )
@@ -84,6 +85,8 @@ def of(error: RagWindowsError) -> ApiError:
         return ApiError(400, told, param="tools", code="unsupported_parameter")
     if isinstance(error, InputError) or type(error) is GenerationError:
         return ApiError(400, told, code="invalid_value")
+    if isinstance(error, MissingExtraError):
+        return missing(None, error)
     if isinstance(error, GenerationTimeoutError):
         # Asking again would take as long, and openai's client would do so by itself.
         again = {"x-should-retry": "false"}
@@ -91,6 +94,14 @@ def of(error: RagWindowsError) -> ApiError:
     if isinstance(error, CancelledGenerationError):
         return busy(503, "The server ended this answer, because it stops.", 5)
     return internal()
+
+
+def missing(param: str | None, error: MissingExtraError) -> ApiError:
+    """What a package is missing for; the command that installs it is for the operator's log."""
+    _log.warning("A request was refused: %s", error)
+    place = "" if param is None else f"{param}: "
+    told = "This server lacks a package that this request needs. Its operator can install it."
+    return ApiError(400, f"{place}{told}", param=param, code="unsupported_parameter")
 
 
 def internal() -> ApiError:
@@ -121,7 +132,7 @@ def error_event(error: ApiError, number: int | None = None) -> str:
     Args:
         number: of the event in a stream of ``/v1/responses``; None in one of chat completions.
     """
-    told = {"error": error.error}
+    told: dict[str, Any] = {"error": error.error}
     if number is None:
         return f"data: {json.dumps(told)}\n\n"
     told |= {name: error.error[name] for name in ("message", "code", "param")}

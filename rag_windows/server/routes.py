@@ -95,7 +95,7 @@ class Served:
                 raise ApiError(413, told, code="body_too_large")
             parts.append(part)
         read = await asyncio.to_thread(read_body, b"".join(parts), kind)
-        if isinstance(read, Body) and read.model != self.settings.model_name:
+        if isinstance(read, Body) and not self.settings.serves(read.model):
             told = f"The model {read.model!r:.100} is not served here; see GET /v1/models."
             raise ApiError(404, told, param="model", code="model_not_found")
         return read

@@ -14,6 +14,7 @@ class Settings(BaseModel):
 
     Attributes:
         model_name: as ``GET /v1/models`` lists it and requests name it.
+        model_aliases: further names of it that requests may use.
         system: instruction before every request's own, or None.
         top_k: passages that are retrieved where the server has documents and a request neither
             brings any nor says how many.
@@ -46,6 +47,7 @@ class Settings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     model_name: str = "tiny-reader"
+    model_aliases: tuple[str, ...] = ()
     system: str | None = None
     top_k: int = Field(default=8, ge=1)
     most_top_k: int = Field(default=64, ge=1)
@@ -71,3 +73,7 @@ class Settings(BaseModel):
     hosts: tuple[str, ...] = ()
     examples: tuple[str, ...] = ()
     log_texts: bool = False
+
+    def serves(self, name: str) -> bool:
+        """Whether a request that names this model is answered."""
+        return name == self.model_name or name in self.model_aliases
