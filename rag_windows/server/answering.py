@@ -509,7 +509,7 @@ def _place(passage: Any) -> str | None:
         return str(known)
     told = [(name, passage.metadata.get(name)) for name in ("section", "page")]
     parts = [
-        one_line(f"page {value}" if name == "page" else value)
+        one_line(f"page {value}" if name == "page" else str(value))
         for name, value in told
         if isinstance(value, str | int) and str(value).strip()
     ]

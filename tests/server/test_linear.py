@@ -94,7 +94,7 @@ def test_messages_of_one_role() -> None:
         return [{"role": "user", "content": "a" * 50}] * count
 
     assert grows(joined_messages, said, 10_000) < MOST_TIMES
-    mixed = [
+    mixed: list[dict[str, Any]] = [
         {"role": "user", "content": "a"},
         {"role": "user", "content": ""},
         {"role": "user", "content": "b"},
