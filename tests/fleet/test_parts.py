@@ -170,7 +170,7 @@ async def test_the_server_itself_refuses_what_a_front_could_not_read() -> None:
         assert b"\n" not in told
 
 
-START = {
+START: dict[str, Any] = {
     "type": "http.response.start",
     "status": 200,
     "headers": [(b"content-type", b"text/event-stream; charset=utf-8")],
