@@ -5,11 +5,14 @@ from __future__ import annotations
 import ipaddress
 import logging
 import os
+import re
 from collections.abc import Collection
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 from rag_windows.cli import options, render
+from rag_windows.cli.changes import telling_changes
 from rag_windows.cli.options import ModelOptions, RayOptions, SearchOptions, count, flag, option
 from rag_windows.errors import InputError, require
 from rag_windows.samples import sample_questions
@@ -24,6 +27,22 @@ class ServeOptions:
 
     host: Annotated[str, option("HOST", "Address to listen on.")] = "127.0.0.1"
     port: Annotated[int, option("PORT", "Port to listen on.", min=0, max=65535)] = 8000
+    served_model_name: Annotated[
+        str | None,
+        option(
+            "NAME",
+            "The model's name in requests and answers. Default: the last part of --model; the "
+            "whole of it is taken, too.",
+        ),
+    ] = None
+    allow_host: Annotated[
+        list[str] | None,
+        option(
+            "NAME",
+            "Answer under this name, too, as behind a proxy; can be repeated. It is needed where "
+            "there are no keys and --host is this machine.",
+        ),
+    ] = None
     api_key_file: Annotated[
         str | None,
         option(
@@ -115,7 +134,11 @@ def serve(
         logging.getLogger("rag_windows.server").setLevel(logging.INFO)
         app = create_app(lm, settings, retriever, keys=keys)
         told = f"{'' if retriever is None else f'{len(retriever.passages)} passages, '}{model.name}"
-        if not run(app, server.host, server.port, server.grace, lambda at: render.tell(told + at)):
+        with telling_changes(search.docs or (), render.tell):
+            listened = run(
+                app, server.host, server.port, server.grace, lambda at: render.tell(told + at)
+            )
+        if not listened:
             raise InputError(f"The server can't listen on {server.host}:{server.port}.")
 
 
@@ -140,22 +163,26 @@ def _serve_fleet(
         options.open_corpus(search, model.model)
     _tell_who_may_ask(model, server)
     told = f"{made.replicas} readers, {model.name}"
-    run(
-        made,
-        server.host,
-        server.port,
-        address=fleet.ray,
-        grace_s=server.grace,
-        told=lambda at: render.tell(told + at),
-    )
+    with telling_changes(search.docs or (), render.tell):
+        run(
+            made,
+            server.host,
+            server.port,
+            address=fleet.ray,
+            grace_s=server.grace,
+            told=lambda at: render.tell(told + at),
+        )
 
 
 def _settings(search: SearchOptions, model: ModelOptions, server: ServeOptions) -> Settings:
     from rag_windows.server import Settings
 
     keys = server.api_key_file is not None
+    name = server.served_model_name or _last_part(model.name)
+    local = _names(server.host, server.allow_host or ())
     return Settings(
-        model_name=model.name,
+        model_name=name,
+        model_aliases=(model.name,),
         allow=_allowed(server.refuse or ()),
         most_prompt_tokens=server.max_prompt_tokens,
         system=server.system,
@@ -169,7 +196,7 @@ def _settings(search: SearchOptions, model: ModelOptions, server: ServeOptions) 
         timeout_s=server.timeout,
         cors=tuple(server.cors or ()),
         # A page that a name of its own leads here could else ask a server without keys.
-        hosts=() if keys or not _local(server.host) else _names(server.host),
+        hosts=() if keys or not _local(server.host) else local,
         log_texts=server.log_texts,
         # Nobody can guess what the sample documents tell of.
         examples=() if search.docs or model.model else tuple(sample_questions()[:3]),
@@ -201,5 +228,12 @@ def _local(host: str) -> bool:
         return host == "localhost"
 
 
-def _names(host: str) -> tuple[str, ...]:
-    return tuple({"localhost", "127.0.0.1", "[::1]", f"[{host}]" if ":" in host else host})
+def _names(host: str, further: Collection[str]) -> tuple[str, ...]:
+    own = {"localhost", "127.0.0.1", "[::1]", f"[{host}]" if ":" in host else host}
+    return tuple(own | {name.lower() for name in further})
+
+
+def _last_part(name: str) -> str:
+    """A model's name without the folders of this machine."""
+    parts = [part for part in re.split(r"[/\\]", name) if part not in ("", ".", "..")]
+    return parts[-1] if parts else Path(name).resolve().name or name

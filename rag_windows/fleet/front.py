@@ -34,8 +34,9 @@ from rag_windows.server import chat, responses
 from rag_windows.server.answering import searched
 from rag_windows.server.asked import Body, top_k
 from rag_windows.server.chat import ChatBody
-from rag_windows.server.errors import ApiError, busy, internal, log_failure
+from rag_windows.server.errors import ApiError, busy, error_event, internal, log_failure
 from rag_windows.server.keys import Tenant
+from rag_windows.server.passages import deleted
 from rag_windows.server.responses import ResponsesBody
 from rag_windows.server.routes import read_body
 
@@ -70,6 +71,8 @@ class Front:
         self._documents = options.load_documents()
         self._readers = readers
         self._ask = readers.options(method_name="answer", stream=True)
+        # A reader that starts later reads all documents again.
+        self._deleted: frozenset[str] = frozenset()
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
         """What Serve runs for each request."""
@@ -94,13 +97,14 @@ class Front:
         body, late = (b"", False) if tenant is None else await self._body(receive)
         if body is None:
             return
-        relayed = Relayed({**kept, "headers": [*scope["headers"]]}, body, late)
+        relayed = Relayed({**kept, "headers": [*scope["headers"]]}, body, late, self._deleted)
         together = None
         if tenant is not None and tenant.operator:
             if scope["method"] == "GET" and path == "/metrics":
                 together = _metrics
             elif scope["method"] == "DELETE" and path.startswith("/v1/passages/"):
                 together = _forgotten
+                self._deleted |= {path.removeprefix("/v1/passages/")}
         if together is None:
             question = await asyncio.to_thread(self._question, path, body, tenant)
             await self._pass_on(relayed, question, receive, send)
@@ -164,7 +168,7 @@ class Front:
     async def _pass_on(
         self, request: Relayed, question: Question | None, receive: Receive, send: Send
     ) -> None:
-        passing = _Passing(send)
+        passing = _Passing(request.scope["path"], send)
         for left in reversed(range(_TRIES)):
             answer: Any = self._ask.remote(request, question=question)
             try:
@@ -220,17 +224,21 @@ class Front:
 
 
 class _Passing:
-    """One answer on its way to the client; its status goes out with the first piece behind it.
+    """One answer on its way to the client.
+
+    A stream's status goes out as it comes; any other with the first piece of the answer behind it.
 
     Attributes:
         reader: that answers.
-        begun, ended: whether the client has got anything, and all of it.
+        begun, ended: whether the client has got anything of the answer, and all of it.
     """
 
-    def __init__(self, send: Send) -> None:
+    def __init__(self, path: str, send: Send) -> None:
         self._send = send
+        self._numbered = path.endswith("/responses")
         self._start: Message | None = None
-        self._streamed = False
+        # Of a stream: whether its status is out, and how many events are.
+        self._open, self._events = False, 0
         self.reader = "(none)"
         self.begun = self.ended = False
 
@@ -240,28 +248,53 @@ class _Passing:
             if message["type"] == ACCEPTED:
                 self.reader = message["name"]
             elif message["type"] == "http.response.start":
-                # Serve's proxy adds the request's id, which is the reader's, too.
-                kept = [one for one in message["headers"] if one[0].lower() != b"x-request-id"]
-                self._streamed = any(b"text/event-stream" in value for _, value in kept)
-                own = (b"x-reader", self.reader.encode())
-                self._start = {**message, "headers": [*kept, own]}
+                await self._on_start(message)
             else:
-                if self._start is not None:
-                    self.begun = True
-                    await self._send(self._start)
-                    self._start = None
-                self.ended = not message.get("more_body", False)
-                await self._send(message)
+                await self._on_body(message)
+
+    async def _on_start(self, message: Message) -> None:
+        # Serve's proxy adds the request's id, which is the reader's, too.
+        kept = [one for one in message["headers"] if one[0].lower() != b"x-request-id"]
+        own = (b"x-reader", self.reader.encode())
+        self._start = {**message, "headers": [*kept, own]}
+        if any(b"text/event-stream" in value for _, value in kept):
+            # Another reader may have sent one before it died.
+            start, self._start = self._start, None
+            if not self._open:
+                self._open = True
+                await self._send(start)
+
+    async def _on_body(self, message: Message) -> None:
+        body = message.get("body", b"")
+        if self._start is not None and self._open:
+            # The reader that was asked again refuses: the status is out, so it is an event.
+            told = json.loads(body)["error"]
+            error = ApiError(self._start["status"], told["message"])
+            error.error |= told
+            await self._fail(error)
+            return
+        if self._start is not None:
+            self.begun = True
+            await self._send(self._start)
+            self._start = None
+        if body and not body.startswith(b":"):
+            self.begun, self._events = True, self._events + 1
+        self.ended = not message.get("more_body", False)
+        await self._send(message)
 
     async def end(self, error: ApiError, scope: Scope, receive: Receive) -> None:
         """Tell the client why there is no more."""
-        if not self.begun:
+        if self._open:
+            await self._fail(error)
+        elif not self.begun:
             await error.response()(scope, receive, self._send)
-        elif self._streamed:
-            event = f"data: {json.dumps({'error': error.error})}\n\n"
-            await self._send({"type": "http.response.body", "body": event.encode()})
         else:
             raise ConnectionError("The reader of this answer ended in its midst.")
+
+    async def _fail(self, error: ApiError) -> None:
+        self.begun = self.ended = True
+        event = error_event(error, self._events if self._numbered else None)
+        await self._send({"type": "http.response.body", "body": event.encode()})
 
 
 Answers = Sequence[tuple[str, Response]]
@@ -279,7 +312,9 @@ def _response(messages: Sequence[Message]) -> Response:
 def _forgotten(answers: Answers) -> Response:
     """How many windows all readers have removed; what two of them held is counted twice."""
     told = [json.loads(bytes(response.body)) for _, response in answers]
-    return JSONResponse({**told[0], "deleted": sum(one["deleted"] for one in told)})
+    windows = sum(one["deleted"] for one in told)
+    # All readers have the same documents; one that was replaced may have been told before.
+    return JSONResponse(deleted(told[0]["id"], windows, max(one["passages"] for one in told)))
 
 
 class _Families(Collector):

@@ -31,11 +31,13 @@ class Relayed:
         scope: ASGI's, of plain values.
         body: of the request, or its beginning where that is larger than the server takes.
         late: whether its rest did not come in time.
+        deleted: names of passages and documents that are not retrieved any more.
     """
 
     scope: dict[str, Any]
     body: bytes = b""
     late: bool = False
+    deleted: frozenset[str] = frozenset()
 
 
 class Reader:
@@ -115,6 +117,9 @@ class Reader:
             await asyncio.to_thread(self._lm.cache.flush)
 
     async def _run(self, request: Relayed, put: Callable[[Message], object]) -> None:
+        retriever = self._app.state.served.answering.retriever
+        if retriever is not None and request.deleted:
+            retriever.delete(request.deleted)
         more = [{"type": "http.request", "body": request.body, "more_body": request.late}]
 
         async def receive() -> Message:

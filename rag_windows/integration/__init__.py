@@ -31,6 +31,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Any, Self
 
@@ -65,7 +66,7 @@ from rag_windows.prompt.conversation import BaseLayout, ChatTemplate, Conversati
 from rag_windows.prompt.tokenizing import Boundary, Piece
 from rag_windows.prompt.tools import AnswerReader, ToolAnswer, ToolFormat
 from rag_windows.prompt.visible_text import one_line
-from rag_windows.request import PassageLike
+from rag_windows.request import PassageLike, labels_of
 from rag_windows.results import Generation, carried
 from rag_windows.sampling import Penalties, sampling_options, whole_number
 
@@ -97,6 +98,7 @@ __all__ = [
     "guard_of",
     "joined_messages",
     "keep_neighbours",
+    "labels_of",
     "leading_ids",
     "likelihoods",
     "load_shared",
@@ -323,14 +325,17 @@ def without_calls(read: list[dict[str, Any]], brought: set[str]) -> list[dict[st
 
 def joined_messages(read: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Messages with those of one role, beside calls of tools, put together."""
+
+    def kind(said: Mapping[str, Any]) -> object:
+        return said["role"] if said.keys() == {"role", "content"} else object()
+
     joined: list[dict[str, Any]] = []
-    for said in read:
-        last = joined[-1] if joined else {}
-        if last.keys() == said.keys() == {"role", "content"} and last["role"] == said["role"]:
-            both = (last["content"], said["content"])
-            joined[-1] = {**said, "content": "\n\n".join(part for part in both if part)}
-        else:
-            joined.append(said)
+    for _, group in groupby(read, kind):
+        first, *more = group
+        if more:
+            texts = [one["content"] for one in (first, *more)]
+            first = {**first, "content": "\n\n".join(text for text in texts if text)}
+        joined.append(first)
     return joined
 
 

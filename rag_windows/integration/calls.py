@@ -195,9 +195,17 @@ class Calls:
             return await _in_thread(lambda: read(call, _whole(generation)))
 
     async def stream_async(
-        self, prepare: Prepare[C], read: ReadChunk[C, T], *, timeout: float | None = None
+        self,
+        prepare: Prepare[C],
+        read: ReadChunk[C, T],
+        *,
+        timeout: float | None = None,
+        begun: Iterable[T] = (),
     ) -> AsyncGenerator[T, None]:
-        """`stream` beside an event loop, in which ``read`` runs, but for the last piece."""
+        """`stream` beside an event loop, in which ``read`` runs, but for the last piece.
+
+        ``begun`` comes first, as soon as the call was checked and waits for its answer.
+        """
         loop = asyncio.get_running_loop()
         pieces: asyncio.Queue[str | None] = asyncio.Queue()
         with self._wait(timeout) as waiting:
@@ -210,6 +218,8 @@ class Calls:
 
             call, scheduled = await self._begin_async(waiting, prepare, put)
             scheduled.add_done_callback(lambda _: put(None))
+            for made in begun:
+                yield made
             while True:
                 with waiting.in_time() as seconds:
                     text = await asyncio.wait_for(pieces.get(), seconds)

@@ -7,6 +7,7 @@ import json
 import re
 import reprlib
 import secrets
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
@@ -374,24 +375,28 @@ class ChatTemplate:
         skeleton = self._render(conversation, filling)
         full = self._render(conversation, filling, texts)
         written = filling.marks.split(skeleton)
+        shown = Counter(written)
         for mark, said in filling.said.items():
-            if mark not in written and not said.optional:
+            if mark not in shown and not said.optional:
                 kind = _RefusedError if said.role == "system" else PromptError
                 raise kind(
                     f"The chat template leaves out message {said.message} (role {said.role!r}). "
                     "Shorten the conversation to what the template shows, or use another template."
                 )
-        if filling.slot is not None and (slots := written.count(filling.slot)) != 1:
+        if filling.slot is not None and (slots := shown[filling.slot]) != 1:
             raise PromptError(
                 f"The chat template writes the first user message {slots} times, but passages can "
                 "stand in one place only. Use another template."
             )
         if full != "".join(texts.get(part, part) for part in written):
-            for mark, said in filling.said.items():
-                rendered = self._render(conversation, filling, {mark})
-                texts[mark] = _as_written(said, skeleton, mark, rendered)
+            once = [part for part in written if part in filling.said and shown[part] == 1]
+            # Two renderings, and not one for each text: the placeholders of its neighbours show
+            # where a text begins and ends.
+            for real in (set(once[::2]), set(once[1::2])):
+                rendered = self._render(conversation, filling, real)
+                texts |= _as_written(filling, real, written, rendered)
             if full != "".join(texts.get(part, part) for part in written):
-                raise _altered("the messages")
+                raise _altered()
         pieces = [
             Piece(texts.get(part, part), trusted=part not in texts) for part in written if part
         ]
@@ -424,17 +429,44 @@ class ChatTemplate:
         return str(rendered)
 
 
-def _as_written(said: _Said, skeleton: str, mark: str, rendered: str) -> str:
-    """What the template makes of one text, the others being placeholders."""
-    if rendered == skeleton.replace(mark, said.text):
+def _as_written(
+    filling: _Filling, real: Collection[str], written: Sequence[str], rendered: str
+) -> dict[str, str]:
+    """What the template makes of some texts, of which no two stand side by side.
+
+    ``written`` is what it makes of placeholders alone, ``rendered`` is with these texts in place of
+    theirs.
+    """
+    parts = iter(filling.marks.split(rendered))
+    made: dict[str, str] = {}
+    mark: str | None = None
+    before = after = ""
+    # The parts of a split are a text and a placeholder in turn, so the last one is a text.
+    for number, part in enumerate([*written, ""]):
+        if number % 2 == 0 and number < len(written):
+            before, after = (before + part, "") if mark is None else (before, part)
+        elif part in real:
+            mark = part
+        else:
+            own = next(parts, "")
+            if mark is not None:
+                made[mark] = _kept(filling.said[mark], before, own, after)
+            if (mark is None and own != before) or next(parts, "") != part:
+                only = [filling.said[one] for one in real] if len(real) == 1 else []
+                raise _altered(*map(_named, only))
+            mark, before, after = None, "", ""
+    return made
+
+
+def _kept(said: _Said, before: str, own: str, after: str) -> str:
+    """What the template makes of one text, between what it writes itself before and after it."""
+    if own == before + said.text + after:
         return said.text
-    before, _, after = skeleton.partition(mark)
-    kept = rendered[len(before) : len(rendered) - len(after)]
+    kept = own[len(before) : len(own) - len(after)]
     text, shown = said.text.strip(), kept.strip()
     if (
-        mark not in after
-        and len(rendered) >= len(before) + len(after)
-        and before + kept + after == rendered
+        len(own) >= len(before) + len(after)
+        and before + kept + after == own
         and (
             shown.casefold() == text.casefold()
             or (said.role == "assistant" and text.endswith(shown))
@@ -442,14 +474,18 @@ def _as_written(said: _Said, skeleton: str, mark: str, rendered: str) -> str:
         )
     ):
         return kept
-    raise _altered(f"message {said.message} (role {said.role!r})")
+    raise _altered(_named(said))
+
+
+def _named(said: _Said) -> str:
+    return f"message {said.message} (role {said.role!r})"
 
 
 class _RefusedError(PromptError):
     """The template raised, or left the system message out: worth a try without that message."""
 
 
-def _altered(what: str) -> PromptError:
+def _altered(what: str = "the messages") -> PromptError:
     return PromptError(
         f"The chat template changes {what}, or its own text around it, in a way that can't be "
         "followed safely. Use a template that writes messages unchanged, or take the markup that "

@@ -24,10 +24,12 @@ from rag_windows.integration import (
     call_entry,
     carried,
     describe,
+    labels_of,
     logprob_content,
+    one_line,
     search_text,
 )
-from rag_windows.server.asked import Asked
+from rag_windows.server.asked import Asked, check_forms
 from rag_windows.server.documents import url_of
 from rag_windows.server.errors import busy, of, refused
 from rag_windows.server.keys import Tenant
@@ -47,6 +49,46 @@ class Retriever(Protocol):
         """The `k` best ones."""
 
 
+class Remaining:
+    """What a retriever finds, but for passages and documents that were deleted meanwhile.
+
+    Their text stays in the index until the server reads its documents again, at its next start.
+    """
+
+    def __init__(self, retriever: Retriever) -> None:
+        self._retriever = retriever
+        self._deleted: frozenset[str] = frozenset()
+
+    def delete(self, names: Iterable[str]) -> int:
+        """Give no passage with one of these names any more; how many more than before that is.
+
+        0 where the retriever can't list its passages.
+        """
+        before = len(self.passages or ())
+        self._deleted |= frozenset(names)
+        return before - len(self.passages or ())
+
+    @property
+    def passages(self) -> Sequence[Passage] | None:
+        """Those that are left; None if the retriever can't list its own."""
+        own = getattr(self._retriever, "passages", None)
+        return None if own is None else self._left(own)
+
+    def retrieve(self, query: str, k: int) -> Sequence[Passage]:
+        """The `k` best ones of those that are left."""
+        wanted = k
+        while True:
+            found = self._retriever.retrieve(query, wanted)
+            left = self._left(found)
+            if len(left) >= k or len(found) < wanted:
+                return left[:k]
+            wanted *= 2
+
+    def _left(self, found: Sequence[Passage]) -> Sequence[Passage]:
+        gone = self._deleted
+        return [one for one in found if gone.isdisjoint(labels_of(one))] if gone else found
+
+
 @dataclass(frozen=True, kw_only=True)
 class Answered:
     """One answer.
@@ -57,7 +99,8 @@ class Answered:
         reasoning: what the model thought aloud.
         calls: of tools, in the form of chat completions.
         generation: usage, timings, notes.
-        citations: of each passage ``index``, ``id``, ``title``, ``weight`` (its share of the
+        citations: of each passage ``index``, ``id``, ``title``, ``place`` (in its document: page,
+            section, part; or None), ``weight`` (its share of the
             attention) and whether it ``carried`` the answer; of those that the server retrieved
             ``text`` and ``score``, too, of others the ``metadata`` that came with them.
         annotations: of those that carried it, ``url``, ``title``, ``start_index``, ``end_index``.
@@ -83,7 +126,7 @@ class Piece:
 
     Attributes:
         index: of the answer that it belongs to.
-        text: which comes next.
+        text: which comes next; empty where nothing has been written yet.
         answered: with the last piece of an answer, all else.
     """
 
@@ -209,7 +252,8 @@ class Answering:
         retriever: Retriever | None,
         metrics: Metrics,
     ) -> None:
-        self.retriever, self.metrics = retriever, metrics
+        self.retriever = None if retriever is None else Remaining(retriever)
+        self.metrics = metrics
         self._lm, self._settings = lm, settings
         self._calls = Calls(settings.max_rows, settings.max_bytes)
         self.line = Line(settings.max_rows, settings.most_waiting, settings.wait_s)
@@ -256,8 +300,9 @@ class Answering:
     async def stream(self, asked: Asked, tenant: Tenant) -> AsyncGenerator[Piece, None]:
         """Answer a question piece by piece; errors of the request come before the first piece.
 
-        The last piece of each answer has the `Answered`. Close it, or cancel the task that reads
-        it, and the work stops within a token.
+        That piece is empty, and comes as soon as the question was checked. The last piece of each
+        answer has the `Answered`. Close it, or cancel the task that reads it, and the work stops
+        within a token.
         """
         async with self.line.turn():
             calls = await asyncio.to_thread(self._prepared, asked, tenant)
@@ -287,7 +332,8 @@ class Answering:
             answered = _answered(index, call, asked, rest, chunk.generation, length)
             return [Piece(index, text + answered.text, answered)]
 
-        return self._calls.stream_async(lambda: call, read, timeout=self._settings.timeout_s)
+        timeout, begun = self._settings.timeout_s, [Piece(index, "")]
+        return self._calls.stream_async(lambda: call, read, timeout=timeout, begun=begun)
 
     def _log(self, asked: Asked, answers: Sequence[Answered]) -> None:
         if self._settings.log_texts:
@@ -312,6 +358,7 @@ class Answering:
             if (grammar := reader.grammar()) is not None:
                 options["grammar"] = grammar
             elif asked.strict is not None:
+                check_forms(asked.strict)
                 told = "can only be kept where tool_choice forces a call. Leave strict out."
                 raise refused(asked.strict, told)
             if self._settings.system is not None:
@@ -438,6 +485,7 @@ def _citations(
             "index": one.passage,
             "id": passage.id,
             "title": passage.title,
+            "place": _place(passage),
             "weight": one.mass,
             "carried": one.passage in strongest,
         }
@@ -453,6 +501,21 @@ def _citations(
             "end_index": length,
         }
     return citations, [annotations[passage] for passage in strongest]
+
+
+def _place(passage: Any) -> str | None:
+    """Where in its document a passage stands: page, section, part; None if it does not say."""
+    if (known := getattr(passage, "place", None)) is not None:
+        return str(known)
+    told = [(name, passage.metadata.get(name)) for name in ("section", "page")]
+    parts = [
+        one_line(f"page {value}" if name == "page" else str(value))
+        for name, value in told
+        if isinstance(value, str | int) and str(value).strip()
+    ]
+    if passage.index is not None:
+        parts.append(f"part {passage.index + 1}")
+    return ", ".join(parts) or None
 
 
 def _record(call: ModelCall, generation: Generation) -> dict[str, Any]:

@@ -77,6 +77,8 @@ def create_app(
         lifespan=lifespan,
         docs_url=None,
         redoc_url=None,
+        # A proxy may speak https and have another name: nobody is sent to an address of ours.
+        redirect_slashes=False,
     )
     app.state.served = served
     for made in (chat.routes, responses.routes, passages.routes, page.routes, _routes):
@@ -88,9 +90,9 @@ def create_app(
         app.add_middleware(
             CORSMiddleware,
             allow_origins=list(settings.cors),
-            allow_methods=["GET", "POST", "DELETE"],
+            allow_methods=["GET", "HEAD", "POST", "DELETE"],
             allow_headers=["*"],
-            expose_headers=["x-request-id"],
+            expose_headers=["x-request-id", "retry-after"],
         )
     app.add_middleware(_Logged, served=served)
     return app
@@ -117,7 +119,7 @@ def _routes(served: Served) -> APIRouter:
     @router.get("/v1/models/{name:path}", summary="The same, by its name")
     async def model(name: str, request: Request) -> dict[str, object]:
         served.tenant(request)
-        if name != served.settings.model_name:
+        if not served.settings.serves(name):
             told = f"The model {name!r:.100} is not served here; see GET /v1/models."
             raise ApiError(404, told, param="model", code="model_not_found")
         return _model(served)
@@ -150,6 +152,12 @@ async def _answer_error(request: Request, error: Exception) -> Response:
     return answered(error, request.state.request_id).response()
 
 
+def _path(scope: Scope) -> str:
+    """The path of a request without a slash at its end, but for ids, which may end in one."""
+    path: str = scope["path"]
+    return path if scope["method"] == "DELETE" else path.rstrip("/") or "/"
+
+
 def _host(header: str) -> str:
     """The name in a Host header, without the port."""
     name, colon, port = header.rpartition(":")
@@ -171,8 +179,14 @@ class _Logged:
         # A front that passes requests on to several servers has named this one already.
         request_id = state.setdefault("request_id", f"req_{secrets.token_hex(12)}")
 
+        # Whoever asks for the head alone gets that of GET, and no body.
+        head_only = scope["method"] == "HEAD"
+        asked = {**scope, "path": _path(scope), "method": "GET" if head_only else scope["method"]}
+
         async def tell(message: Message) -> None:
             nonlocal status
+            if head_only and message["type"] == "http.response.body":
+                message = {**message, "body": b""}
             if message["type"] == "http.response.start":
                 status = message["status"]
                 own = (b"x-request-id", request_id.encode())
@@ -183,15 +197,15 @@ class _Logged:
             hosts = self._served.settings.hosts
             if hosts and _host(Headers(scope=scope).get("host", "")) not in hosts:
                 told = "This server does not answer under this name. Its operator can allow it."
-                await ApiError(421, told, code="unknown_host").response()(scope, receive, tell)
+                await ApiError(421, told, code="unknown_host").response()(asked, receive, tell)
             else:
-                await self._app(scope, receive, tell)
+                await self._app(asked, receive, tell)
         except Exception as error:  # noqa: BLE001 - told to the client and the log, without texts
             log_failure(request_id, error)
             if not status:
-                await internal().response()(scope, receive, tell)
+                await internal().response()(asked, receive, tell)
         finally:
-            route = getattr(scope.get("route"), "path", "other")
+            route = getattr(asked.get("route"), "path", "other")
             self._served.metrics.request(route, status or 499)
             _log.info(
                 "%s %s %s %s %.3fs%s",

@@ -8,7 +8,8 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from rag_windows import InputError, Method, Passage, WindowedLM
+from rag_windows import InputError, Method, MissingExtraError, Passage, WindowedLM
+from rag_windows.errors import require
 from rag_windows.integration import (
     Penalties,
     call_entry,
@@ -16,10 +17,9 @@ from rag_windows.integration import (
     guard_of,
     method_of,
     sampling_options,
-    schemas_available,
 )
 from rag_windows.server import documents as docs
-from rag_windows.server.errors import ApiError, refused
+from rag_windows.server.errors import ApiError, missing, refused
 from rag_windows.server.settings import Settings
 
 Refusals = Mapping[str, tuple[tuple[Any, ...], str]]
@@ -177,8 +177,7 @@ def answer_form(form: Mapping[str, Any] | None, param: str, tools: bool) -> dict
     if tools:
         told = "can't be combined with tools. Leave one of them out, or set tool_choice to none."
         raise refused(param, told)
-    if not schemas_available():
-        raise refused(param, "answers can't be held to a form here: the server lacks llguidance.")
+    check_forms(param)
     schema: Any = {"type": "object"}
     if kind == "json_schema":
         inner = form.get("json_schema", form)
@@ -191,6 +190,14 @@ def answer_form(form: Mapping[str, Any] | None, param: str, tools: bool) -> dict
     except InputError as error:
         raise ApiError(400, str(error), param=param, code="invalid_value") from error
     return {"json_schema": schema}
+
+
+def check_forms(param: str) -> None:
+    """Refuse a field that holds answers to a form where the package for it is missing."""
+    try:
+        require("An answer held to a schema or grammar", "llguidance", extra="structured")
+    except MissingExtraError as error:
+        raise missing(param, error) from error
 
 
 def documents_of(body: Body, settings: Settings) -> docs.Documents:
@@ -345,7 +352,7 @@ def tools_of(
         listed = allowed.get("tools") if isinstance(allowed, Mapping) else None
         if not isinstance(listed, list):
             raise refused("tool_choice.allowed_tools", "must list tools.", "invalid_type")
-        names = [_name(one) for one in listed]
+        names = {name for one in listed if isinstance(name := _name(one), str)}
         read = [tool for tool in read if tool["function"].get("name") in names]
         choice = allowed.get("mode", "auto")
     if isinstance(choice, Mapping):

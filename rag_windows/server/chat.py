@@ -19,6 +19,9 @@ from rag_windows.server.routes import Served, body_schema, event, new_id
 from rag_windows.server.settings import Settings
 
 Stop = Annotated[str, StringConstraints(min_length=1)]
+_MOST_STOPS = 16
+"""Each is looked for behind every token."""
+_MOST_DIGITS = 20
 
 
 class StreamOptions(BaseModel):
@@ -62,7 +65,7 @@ class ChatBody(Body):
     parallel_tool_calls: bool | None = None
     response_format: dict[str, Any] | None = None
     seed: int | None = Field(default=None, ge=-(2**63), lt=2**63)
-    stop: Stop | list[Stop] | None = None
+    stop: Stop | Annotated[list[Stop], Field(max_length=_MOST_STOPS)] | None = None
     stream_options: StreamOptions | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
@@ -127,7 +130,9 @@ def conversation(
 def _bias(given: Mapping[str, float], served: Served) -> list[list[Any]]:
     vocabulary = len(served.lm.tokenizer)
     for token, bias in given.items():
-        if not (token.isdecimal() and token.isascii() and int(token) < vocabulary):
+        # Python reads no number of thousands of digits.
+        digits = token.isdecimal() and token.isascii() and len(token) <= _MOST_DIGITS
+        if not (digits and int(token) < vocabulary):
             raise refused("logit_bias", f"{token!r:.20} is no token's id.", "invalid_value")
         if not -100 <= bias <= 100:
             raise refused("logit_bias", "values must be from -100 to 100.", "invalid_value")

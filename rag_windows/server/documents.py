@@ -21,9 +21,12 @@ _TEXT = ("text", "page_content", "content", "snippet")
 _TYPES = ("text/plain", "text/markdown")
 _FILE = re.compile(r"data:([a-z/+.-]+)(?:;charset=utf-8)?;base64,(.*)", re.DOTALL | re.IGNORECASE)
 
-_SOURCE = re.compile(r"<source\b([^<>]*)>(.*?)</source>\s*", re.DOTALL)
-_ATTRIBUTE = re.compile(r'(\w+)="([^"]*)"')
-_EMPTY = re.compile(r"<context>\s*</context>\s*")
+# Both ends are looked for one after the other: one expression for the whole block would search the
+# rest of the text again from each beginning that has no end.
+_BEGIN = re.compile(r"<source\b([^<>]*+)>")
+_END = re.compile(r"</source>\s*+")
+_ATTRIBUTE = re.compile(r'(?<!\w)(\w++)="([^"]*+)"')
+_EMPTY = re.compile(r"<context>\s*+</context>\s*+")
 
 
 def passages_in(documents: object, param: str) -> list[Passage]:
@@ -138,14 +141,23 @@ def _file(entry: object, param: str) -> Passage:
 
 def parse_sources(text: str) -> tuple[str, list[Passage]]:
     """A text without its ``<source>`` blocks, and these, as Open WebUI writes them."""
-    passages = []
-    for found in _SOURCE.finditer(text):
-        named = {name: unescape(value) for name, value in _ATTRIBUTE.findall(found[1])}
-        title = named.get("name")
-        passages.append(Passage(found[2], id=named.get("id"), title=title))
+    passages, rest, at = [], [], 0
+    while (begin := _BEGIN.search(text, at)) and (end := _END.search(text, begin.end())):
+        named = {name: _unescaped(value) for name, value in _ATTRIBUTE.findall(begin[1])}
+        inner = text[begin.end() : end.start()]
+        passages.append(Passage(inner, id=named.get("id"), title=named.get("name")))
+        rest.append(text[at : begin.start()])
+        at = end.end()
     if not passages:
         return text, []
-    return _EMPTY.sub("", _SOURCE.sub("", text)).strip(), passages
+    return _EMPTY.sub("", "".join([*rest, text[at:]])).strip(), passages
+
+
+def _unescaped(value: str) -> str:
+    try:
+        return unescape(value)
+    except ValueError:  # a character's number of thousands of digits
+        return value
 
 
 def told(count: int) -> str:

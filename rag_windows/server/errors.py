@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 import traceback
@@ -17,6 +18,7 @@ from rag_windows.errors import (
     GenerationTimeoutError,
     InputError,
     LimitError,
+    MissingExtraError,
     RagWindowsError,
     ToolsUnsupportedError,
 )
@@ -83,6 +85,8 @@ def of(error: RagWindowsError) -> ApiError:
         return ApiError(400, told, param="tools", code="unsupported_parameter")
     if isinstance(error, InputError) or type(error) is GenerationError:
         return ApiError(400, told, code="invalid_value")
+    if isinstance(error, MissingExtraError):
+        return missing(None, error)
     if isinstance(error, GenerationTimeoutError):
         # Asking again would take as long, and openai's client would do so by itself.
         again = {"x-should-retry": "false"}
@@ -90,6 +94,14 @@ def of(error: RagWindowsError) -> ApiError:
     if isinstance(error, CancelledGenerationError):
         return busy(503, "The server ended this answer, because it stops.", 5)
     return internal()
+
+
+def missing(param: str | None, error: MissingExtraError) -> ApiError:
+    """What a package is missing for; the command that installs it is for the operator's log."""
+    _log.warning("A request was refused: %s", error)
+    place = "" if param is None else f"{param}: "
+    told = "This server lacks a package that this request needs. Its operator can install it."
+    return ApiError(400, f"{place}{told}", param=param, code="unsupported_parameter")
 
 
 def internal() -> ApiError:
@@ -112,6 +124,20 @@ def answered(error: Exception, request_id: str) -> ApiError:
     if found.status == 500:
         log_failure(request_id, error)
     return found
+
+
+def error_event(error: ApiError, number: int | None = None) -> str:
+    """An error in a stream whose status is out already, as a server-sent event.
+
+    Args:
+        number: of the event in a stream of ``/v1/responses``; None in one of chat completions.
+    """
+    told: dict[str, Any] = {"error": error.error}
+    if number is None:
+        return f"data: {json.dumps(told)}\n\n"
+    told |= {name: error.error[name] for name in ("message", "code", "param")}
+    told |= {"type": "error", "sequence_number": number}
+    return f"event: error\ndata: {json.dumps(told)}\n\ndata: [DONE]\n\n"
 
 
 def malformed(error: ValidationError) -> ApiError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from dataclasses import asdict
 from typing import Any
@@ -16,6 +17,8 @@ from rag_windows.server.documents import passages_in
 from rag_windows.server.errors import ApiError, busy, refused
 from rag_windows.server.keys import Tenant
 from rag_windows.server.routes import Served, body_schema
+
+_log = logging.getLogger("rag_windows.server")
 
 
 class Warm(BaseModel):
@@ -32,6 +35,19 @@ class Warm(BaseModel):
     documents: list[str | dict[str, Any]] | None = None
     system: str | None = None
     ttl: float | None = Field(default=None, gt=0)
+
+
+def deleted(id: str, windows: int, passages: int) -> dict[str, object]:
+    """What a DELETE has done."""
+    return {
+        "object": "passages.deleted",
+        "id": id,
+        "deleted": windows,
+        "passages": passages,
+        "message": f"Windows removed from the passage cache: {windows}. Passages of the server's "
+        f"documents that are not retrieved any more: {passages}. Files stay as they are, and are "
+        "read again when the server starts.",
+    }
 
 
 def routes(served: Served) -> APIRouter:
@@ -56,7 +72,8 @@ def routes(served: Served) -> APIRouter:
         body = await served.body(request, Warm)
         passages: Any = passages_in(body.documents, "documents")
         if body.documents is None:
-            passages = getattr(served.answering.retriever, "passages", None)
+            own = served.answering.retriever
+            passages = None if own is None else own.passages
             if passages is None:
                 raise refused("documents", "this server can't list its own. Send some.", "missing")
         parts = [part for part in (served.settings.system, body.system) if part]
@@ -74,13 +91,21 @@ def routes(served: Served) -> APIRouter:
             left.set()
         return {"object": "passages.warmed", **asdict(done)}
 
-    @router.delete("/v1/passages/{id:path}", summary="Forget a passage's or document's windows")
+    @router.delete(
+        "/v1/passages/{id:path}",
+        summary="Remove a passage's or document's windows from the cache, and retrieve it no more",
+    )
     async def forget(id: str, request: Request) -> dict[str, object]:
-        found = cache(served.operator(request))
+        tenant, own = served.operator(request), served.answering.retriever
+        found = served.answering.model(tenant).cache if own is not None else cache(tenant)
+        # First, so that no question encodes it again meanwhile.
+        hidden = 0 if own is None else await asyncio.to_thread(own.delete, [id])
         try:
-            removed = await asyncio.to_thread(found.invalidate, [id])
+            removed = 0 if found is None else await asyncio.to_thread(found.invalidate, [id])
         except CacheError as error:  # the shared store: what is here is gone
             raise busy(503, str(error), 5) from error
-        return {"object": "passages.deleted", "id": id, "deleted": removed}
+        if hidden:
+            _log.info("%d passages are not retrieved any more, until the next start.", hidden)
+        return deleted(id, removed, hidden)
 
     return router

@@ -393,7 +393,9 @@ class Shape:
     def _failed(self, error: ApiError, output: list[dict[str, Any]]) -> Iterator[str]:
         told = error.error
         names = ("message", "code", "param")
-        yield self._event(types.ResponseErrorEvent, **{name: told[name] for name in names})
+        flat = {name: told[name] for name in names}
+        # OpenAI's clients raise what stands under this name, and take no notice of the rest.
+        yield self._event(types.ResponseErrorEvent, **flat, error=told)
         # The type of a response knows a few codes alone; the event before it has ours.
         code = {400: "invalid_prompt", 429: "rate_limit_exceeded"}.get(error.status, "server_error")
         failure = {"code": code, "message": told["message"]}

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import secrets
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
@@ -20,7 +19,7 @@ from starlette.types import Message, Receive, Scope, Send
 from rag_windows import WindowedLM
 from rag_windows.server.answering import Answered, Answering, ClientLeft, Piece, until_left
 from rag_windows.server.asked import Asked, Body
-from rag_windows.server.errors import ApiError, answered, malformed
+from rag_windows.server.errors import ApiError, answered, error_event, malformed
 from rag_windows.server.keys import Keys, Tenant
 from rag_windows.server.metrics import Metrics
 from rag_windows.server.settings import Settings
@@ -96,7 +95,7 @@ class Served:
                 raise ApiError(413, told, code="body_too_large")
             parts.append(part)
         read = await asyncio.to_thread(read_body, b"".join(parts), kind)
-        if isinstance(read, Body) and read.model != self.settings.model_name:
+        if isinstance(read, Body) and not self.settings.serves(read.model):
             told = f"The model {read.model!r:.100} is not served here; see GET /v1/models."
             raise ApiError(404, told, param="model", code="model_not_found")
         return read
@@ -144,6 +143,10 @@ def read_body(text: bytes, kind: type[B]) -> B:
         raise malformed(error) from error
 
 
+_PING = ": ping\n\n"
+"""A comment, which clients skip."""
+
+
 class Stream(StreamingResponse):
     """Server-sent events; however it ends, the work behind it ends with it."""
 
@@ -156,46 +159,82 @@ class Stream(StreamingResponse):
         pieces: AsyncGenerator[Piece, None],
         shape: Callable[[AsyncGenerator[Piece, None]], AsyncGenerator[str, None]],
     ) -> Stream:
-        """A stream whose first piece is there, so that errors before it have their own status."""
+        """A stream whose question was checked, so that errors before it have their own status.
+
+        The status does not wait for the first text, which may take minutes, nor long for a turn in
+        line; an error after it is an event.
+        """
+        settings: Settings = request.app.state.served.settings
+        first = asyncio.ensure_future(anext(pieces))
         try:
-            first = await until_left(request, anext(pieces))
+            await until_left(request, asyncio.wait({first}, timeout=settings.ping_s))
+            if first.done():
+                first.result()
         except BaseException:
+            await _ended(first)
             await pieces.aclose()
             raise
 
-        async def all_pieces() -> AsyncGenerator[Piece, None]:
-            yield first
-            async for piece in pieces:
-                yield piece
+        async def written() -> AsyncGenerator[Piece, None]:
+            piece: Piece | None = await first
+            while piece is not None:
+                if piece.text or piece.answered is not None:
+                    yield piece
+                piece = await anext(pieces, None)
 
-        async def events() -> AsyncIterator[str]:
+        async def events() -> AsyncGenerator[str | None, None]:
             try:
-                async for one in shape(all_pieces()):
+                async for one in shape(written()):
                     yield one
             except Exception as error:  # noqa: BLE001 - told to the client, and logged
-                told = answered(error, request.state.request_id)
-                yield f"data: {json.dumps({'error': told.error})}\n\n"
+                yield error_event(answered(error, request.state.request_id))
 
-        made = cls(events(), headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
-        made._pieces = pieces
-        made._idle_s = request.app.state.served.settings.idle_s
-        return made
+        headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+        return cls(settings, first, events(), pieces, headers)
 
-    _pieces: AsyncGenerator[Piece, None]
-    _idle_s: float
+    def __init__(
+        self,
+        settings: Settings,
+        first: asyncio.Future[Piece],
+        events: AsyncGenerator[str | None, None],
+        pieces: AsyncGenerator[Piece, None],
+        headers: Mapping[str, str],
+    ) -> None:
+        super().__init__(self._pinged(), headers=headers)
+        self._settings, self._events, self._pieces = settings, events, pieces
+        self._coming: asyncio.Future[Any] = first
+
+    async def _pinged(self) -> AsyncGenerator[str, None]:
+        """The events, and a comment wherever none comes for long."""
+        while True:
+            self._coming = asyncio.ensure_future(anext(self._events, None))
+            while not (await asyncio.wait({self._coming}, timeout=self._settings.ping_s))[0]:
+                yield _PING
+            event = self._coming.result()
+            if event is None:
+                return
+            yield event
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send it; a client that stops reading does not keep its turn."""
 
         async def send_in_time(message: Message) -> None:
-            async with asyncio.timeout(self._idle_s):
+            async with asyncio.timeout(self._settings.idle_s):
                 await send(message)
 
         try:
             with suppress(TimeoutError, ClientDisconnect):
                 await super().__call__(scope, receive, send_in_time)
         finally:
+            # What is under way in the generators must have ended before they can be closed.
+            await _ended(self._coming)
+            await self._events.aclose()
             await self._pieces.aclose()
+
+
+async def _ended(work: asyncio.Future[Any]) -> None:
+    work.cancel()
+    await asyncio.gather(work, return_exceptions=True)
 
 
 def event(data: BaseModel, name: str | None = None) -> str:

@@ -14,6 +14,7 @@ class Settings(BaseModel):
 
     Attributes:
         model_name: as ``GET /v1/models`` lists it and requests name it.
+        model_aliases: further names of it that requests may use.
         system: instruction before every request's own, or None.
         top_k: passages that are retrieved where the server has documents and a request neither
             brings any nor says how many.
@@ -34,6 +35,8 @@ class Settings(BaseModel):
         wait_s: seconds in line, after which a request is refused with 503.
         idle_s: seconds in which a client must send a further part of its body, or read one of its
             answer.
+        ping_s: seconds after which a silent stream gets a comment, so that no proxy takes it for
+            dead; who asks for a stream and stands in line for so long gets its status, too.
         timeout_s: seconds for an answer, after which it is ended with 504; None for no limit.
         cors: origins whose pages may ask; none by default.
         hosts: names in the Host header that are answered; empty for all.
@@ -44,6 +47,7 @@ class Settings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     model_name: str = "tiny-reader"
+    model_aliases: tuple[str, ...] = ()
     system: str | None = None
     top_k: int = Field(default=8, ge=1)
     most_top_k: int = Field(default=64, ge=1)
@@ -63,8 +67,13 @@ class Settings(BaseModel):
     most_waiting: int = Field(default=64, ge=0)
     wait_s: float = Field(default=60.0, gt=0)
     idle_s: float = Field(default=60.0, gt=0)
+    ping_s: float = Field(default=5.0, gt=0)
     timeout_s: float | None = Field(default=600.0, gt=0)
     cors: tuple[str, ...] = ()
     hosts: tuple[str, ...] = ()
     examples: tuple[str, ...] = ()
     log_texts: bool = False
+
+    def serves(self, name: str) -> bool:
+        """Whether a request that names this model is answered."""
+        return name == self.model_name or name in self.model_aliases

@@ -14,14 +14,17 @@ import yaml
 from ray import serve
 from ray.serve.schema import ServeDeploySchema
 
-from rag_windows import InputError, PassageCache, WindowedLM
+from rag_windows import InputError, Passage, PassageCache, WindowedLM
 from rag_windows.cli.options import ModelOptions, SearchOptions, fleet_options
 from rag_windows.fleet import FleetOptions, app
-from rag_windows.fleet.reader import Reader, Relayed
+from rag_windows.fleet.front import _Passing
+from rag_windows.fleet.reader import ACCEPTED, Reader, Relayed
 from rag_windows.fleet.router import Router
 from rag_windows.fleet.routing import Question, pack
 from rag_windows.integration import method_of
 from rag_windows.server import Settings, create_app
+from rag_windows.server.errors import ApiError
+from rag_windows_retrievers import BM25Retriever
 from tests.test_repository import ROOT
 
 
@@ -165,3 +168,107 @@ async def test_the_server_itself_refuses_what_a_front_could_not_read() -> None:
         assert json.loads(messages[1]["body"])["error"]["code"] == code
         told = dict(messages[0]["headers"])[b"x-request-id"]
         assert b"\n" not in told
+
+
+START: dict[str, Any] = {
+    "type": "http.response.start",
+    "status": 200,
+    "headers": [(b"content-type", b"text/event-stream; charset=utf-8")],
+}
+
+
+def piece(text: str, more: bool = True) -> dict[str, Any]:
+    return {"type": "http.response.body", "body": text.encode(), "more_body": more}
+
+
+def refusal(status: int, error: ApiError) -> list[dict[str, Any]]:
+    head = {"type": "http.response.start", "status": status, "headers": []}
+    return [head, piece(bytes(error.response().body).decode(), more=False)]
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses"])
+async def test_a_stream_that_has_said_nothing_yet_is_asked_for_again(path: str) -> None:
+    """Its status and comments are out, so that a second reader goes on where they end."""
+    sent: list[Any] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    passing = _Passing(path, send)
+    await passing.on([{"type": ACCEPTED, "name": "one"}, START])
+    assert [one["type"] for one in sent] == ["http.response.start"]
+    assert (b"x-reader", b"one") in sent[0]["headers"]
+    await passing.on([piece(": ping\n\n")])
+    assert not passing.begun
+    again = [{"type": ACCEPTED, "name": "two"}, START, piece("data: {}\n\n"), piece("", more=False)]
+    await passing.on(again)
+    assert passing.begun
+    assert passing.ended
+    assert [one["type"] for one in sent].count("http.response.start") == 1
+    assert [one["body"] for one in sent[1:]] == [b": ping\n\n", b"data: {}\n\n", b""]
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses"])
+@pytest.mark.parametrize("by", ["the second reader", "the front"])
+async def test_a_refusal_behind_the_status_is_an_event(path: str, by: str) -> None:
+    sent: list[Any] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    async def receive() -> Any:
+        raise AssertionError
+
+    error = ApiError(503, "Nobody is there.", type="server_error", code="unavailable")
+    passing = _Passing(path, send)
+    await passing.on([{"type": ACCEPTED, "name": "one"}, START, piece(": ping\n\n")])
+    if by == "the front":
+        await passing.end(error, {"type": "http"}, receive)
+    else:
+        await passing.on([{"type": ACCEPTED, "name": "two"}, *refusal(503, error)])
+    assert passing.ended
+    text = sent[-1]["body"].decode()
+    assert not sent[-1].get("more_body", False)
+    told = json.loads(text.split("data: ")[1].split("\n")[0])
+    assert told["error"] == error.error
+    if path == "/v1/responses":
+        assert text.startswith("event: error\n")
+        assert text.endswith("data: [DONE]\n\n")
+        assert (told["type"], told["sequence_number"]) == ("error", 0)
+        assert told["message"] == "Nobody is there."
+
+
+async def test_a_refusal_has_its_status() -> None:
+    sent: list[Any] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    error = ApiError(429, "Too many.")
+    passing = _Passing("/v1/responses", send)
+    await passing.on([{"type": ACCEPTED, "name": "one"}, *refusal(429, error)])
+    assert [one.get("status") for one in sent] == [429, None]
+
+
+async def test_a_new_reader_learns_what_was_deleted() -> None:
+    lm = WindowedLM.from_pretrained("tiny-reader", cache=PassageCache("1MiB"), device_map="cpu")
+    texts = ("Zelwick makes cheese.", "Zelwick lies in Sulava.")
+    own = BM25Retriever([Passage(text, id=f"z#{i}") for i, text in enumerate(texts, 1)])
+    reader: Any = Reader.__new__(Reader)
+    reader.name, reader._failed, reader._lm = "one", False, lm
+    reader._app = create_app(lm, Settings(), own)
+    given = {"model": "tiny-reader", "messages": [{"role": "user", "content": "Zelwick?"}]}
+    scope: dict[str, Any] = {
+        "type": "http",
+        "method": "POST",
+        "path": "/v1/chat/completions",
+        "headers": [(b"content-type", b"application/json")],
+    }
+    scope |= {"query_string": b"", "root_path": "", "asgi": {"version": "3.0"}}
+    found = []
+    for deleted in (frozenset[str](), frozenset({"z#2"}), frozenset({"z"})):
+        relayed = Relayed(scope, json.dumps(given).encode(), deleted=deleted)
+        _, messages = await reader.whole(relayed)
+        answer = json.loads(messages[1]["body"])
+        found.append([one["id"] for one in answer["choices"][0]["message"]["citations"]])
+    assert found == [["z#1", "z#2"], ["z#1"], []]

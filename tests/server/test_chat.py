@@ -37,7 +37,11 @@ async def events(client: httpx.AsyncClient, **fields: Any) -> list[dict[str, Any
     answer = await client.post("/v1/chat/completions", json=body(stream=True, **fields))
     assert answer.status_code == 200, answer.text
     assert answer.headers["content-type"].startswith("text/event-stream")
-    lines = [line.removeprefix("data: ") for line in answer.text.split("\n\n") if line]
+    lines = [
+        line.removeprefix("data: ")
+        for line in answer.text.split("\n\n")
+        if line[:1] not in ("", ":")
+    ]
     assert lines.pop() == "[DONE]"
     return [json.loads(line) for line in lines]
 

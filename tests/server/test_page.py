@@ -199,10 +199,11 @@ def test_it_answers_over_the_documents_and_shows_what_was_read(
     assert weights == sorted(weights, reverse=True)
     assert len(weights) == Settings().top_k
     assert 0 < sum(weights) <= 100
+    # A full bar would be all of the attention, whatever the others got.
     shown = [(width, weight) for width, weight in zip(widths, weights, strict=True) if width]
-    assert shown[0][0] == pytest.approx(1, abs=0.01)
+    assert shown
     for width, weight in shown:
-        assert width == pytest.approx(weight / weights[0], abs=0.02)
+        assert width == pytest.approx(weight / 100, abs=0.02)
     told = facts(turn)
     assert re.fullmatch(r"\d+\.\d\d s", told["First token"])
     assert float(told["First token"][:-2]) <= float(told["Whole answer"][:-2])

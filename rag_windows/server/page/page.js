@@ -159,8 +159,8 @@ const seconds = (from, to) => `${((to - from) / 1000).toFixed(2)} s`;
 const count = (number) => number.toLocaleString("en");
 const percent = (weight) => `${(100 * weight).toFixed(weight < 0.0995 ? 1 : 0)}%`;
 
-// The place of one answer. `bars` are those of all answers to a question: they have one scale.
-function viewOf(way, place, bars) {
+// The place of one answer.
+function viewOf(way, place) {
   const text = make("div", { className: "text", dir: "auto" });
   const box = make("section", { className: "answer" }, make("h3", { textContent: WAYS[way].name }), text);
   box.setAttribute("aria-label", `${WAYS[way].name}: answer`);
@@ -194,9 +194,7 @@ function viewOf(way, place, bars) {
         return;
       }
       const ranked = citations.toSorted((a, b) => b.weight - a.weight);
-      const rows = ranked.map((one) => make("li", {}, passage(one, bars)));
-      const widest = Math.max(...bars.map(({ weight }) => weight)) || 1;
-      for (const { fill, weight } of bars) fill.style.width = `${(100 * weight) / widest}%`;
+      const rows = ranked.map((one) => make("li", {}, passage(one, placeOf(one, citations))));
       box.append(make("ol", {}, ...rows.slice(0, SHOWN)));
       const more = rows.slice(SHOWN);
       if (more.length) {
@@ -212,15 +210,25 @@ function viewOf(way, place, bars) {
   };
 }
 
+const titleOf = ({ title, id, index }) => title || id || `Passage ${index + 1}`;
+
+// Where several have one title: where in the document a passage stands, else its id or number.
+function placeOf(one, all) {
+  const own = titleOf(one);
+  if (all.filter((other) => titleOf(other) === own).length < 2) return "";
+  return one.place || (one.id && one.id !== own ? one.id : `passage ${one.index + 1}`);
+}
+
 // A row with name, bar and share of the attention; a click opens the text.
-function passage(one, bars) {
-  const name = make("bdi", { textContent: one.title || one.id || `Passage ${one.index + 1}` });
+function passage(one, place) {
+  const name = make("bdi", { textContent: titleOf(one) });
+  const where = place ? [make("span", { className: "place soft" }, make("bdi", { textContent: place }))] : [];
   const fill = make("span", { className: "fill" });
-  bars.push({ fill, weight: one.weight });
+  fill.style.width = `${100 * one.weight}%`;
   const summary = make(
     "summary",
     {},
-    make("span", { className: "name" }, name),
+    make("span", {}, make("span", { className: "name" }, name), ...where),
     make("span", { className: "track", ariaHidden: "true" }, fill),
     make("span", { className: "amount", textContent: percent(one.weight) }),
   );
@@ -262,10 +270,9 @@ async function ask(asked) {
   place.scrollIntoView({ block: "start" });
   const controller = (running = new AbortController());
   const turn = { question: asked, answers: {} };
-  const bars = [];
   // One after the other, so that neither takes the other's time.
   for (const way of ways) {
-    const view = viewOf(way, answers, bars);
+    const view = viewOf(way, answers);
     view.box.setAttribute("aria-busy", "true");
     status.textContent = ways.length > 1 ? `Answering: ${WAYS[way].name.toLowerCase()} …` : "Answering …";
     let failure = null;
