@@ -485,7 +485,7 @@ def _citations(
             "index": one.passage,
             "id": passage.id,
             "title": passage.title,
-            "place": _place(passage),
+            "place": passage.place and one_line(passage.place),
             "weight": one.mass,
             "carried": one.passage in strongest,
         }
@@ -501,21 +501,6 @@ def _citations(
             "end_index": length,
         }
     return citations, [annotations[passage] for passage in strongest]
-
-
-def _place(passage: Any) -> str | None:
-    """Where in its document a passage stands: page, section, part; None if it does not say."""
-    if (known := getattr(passage, "place", None)) is not None:
-        return str(known)
-    told = [(name, passage.metadata.get(name)) for name in ("section", "page")]
-    parts = [
-        one_line(f"page {value}" if name == "page" else str(value))
-        for name, value in told
-        if isinstance(value, str | int) and str(value).strip()
-    ]
-    if passage.index is not None:
-        parts.append(f"part {passage.index + 1}")
-    return ", ".join(parts) or None
 
 
 def _record(call: ModelCall, generation: Generation) -> dict[str, Any]:
