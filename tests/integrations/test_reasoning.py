@@ -32,6 +32,7 @@ def test_langchain_has_a_block_of_reasoning(way: str, tools: bool) -> None:
     async def streamed() -> list[Any]:
         return [chunk async for chunk in llm.astream("Where?")]
 
+    message: Any
     chunks: list[Any] = []
     if way == "invoke":
         message = llm.invoke("Where?")
@@ -42,7 +43,8 @@ def test_langchain_has_a_block_of_reasoning(way: str, tools: bool) -> None:
         message = chunks[0]
         for chunk in chunks[1:]:
             message += chunk
-    assert isinstance(message, AIMessageChunk if chunks else AIMessage)
+    kind: Any = AIMessageChunk if chunks else AIMessage
+    assert isinstance(message, kind)
     assert message.content == TEXT
     assert message.additional_kwargs["reasoning_content"] == REASONING
     assert [block["type"] for block in message.content_blocks] == ["reasoning", "text"]
@@ -66,7 +68,7 @@ def test_langchain_s_text_model_answers_without_it() -> None:
     llm = RagWindows(lm=thinker(*[SCRIPT] * 3))
     assert llm.invoke("Where?") == TEXT
     assert "".join(llm.stream("Where?")) == TEXT
-    ((generation,),) = llm.generate(["Where?"]).generations
+    generation: Any = llm.generate(["Where?"]).generations[0][0]
     assert generation.generation_info["reasoning_content"] == REASONING
 
 

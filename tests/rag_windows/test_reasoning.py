@@ -180,6 +180,7 @@ def test_a_form_holds_the_answer_and_not_the_reasoning(template: str, how: str) 
     lm = WindowedLM(lm.model, lm.tokenizer)
     script = "Hm, </s>1.</think>\n\nIt is one."
     options: Any = {"json_schema": FORM, "logits_processor": [Script(lm, script)]}
+    answer: Any
     if how == "generate":
         answer = lm.generate("Where?", **options)
     elif how == "stream":
