@@ -613,8 +613,7 @@ class Engine:
                 for number, passage in enumerate(request.passages)
             )
         form = request.reasoning
-        written = (self.text if form is None else form).detokenizer.text(ids)
-        reasoning, text = ("", written) if form is None else form.split(written)
+        written, reasoning, text = self.divided(request, ids)
         return Generation(
             text=cut(text, request.stop),
             token_ids=tuple(ids),
@@ -638,6 +637,12 @@ class Engine:
             raw=raw,
             reasoning=reasoning,
         )
+
+    def divided(self, request: Request, ids: Sequence[int]) -> tuple[str, str, str]:
+        """What the tokens of an answer spell: all of it, the reasoning, what is for the user."""
+        form = request.reasoning
+        written = (self.text if form is None else form).detokenizer.text(ids)
+        return (written, "", written) if form is None else (written, *form.split(written))
 
     def _finish_reason(
         self,

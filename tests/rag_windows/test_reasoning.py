@@ -10,7 +10,7 @@ import torch
 from tokenizers import AddedToken
 from transformers import LogitsProcessor
 
-from rag_windows import WindowedLM
+from rag_windows import APE, WindowedLM
 from tests import tool_models
 from tests.rag_windows import small
 
@@ -199,3 +199,17 @@ def test_beams_divide_too() -> None:
     for one in (answer, *answer.alternatives):
         assert one.text == ""
         assert one.usage.reasoning_tokens == len(one.token_ids)
+
+
+def test_a_metric_of_calibrate_sees_the_answer() -> None:
+    lm = WindowedLM(tool_models.model(), scripted(OPENED, "x").tokenizer)
+    seen: list[str] = []
+
+    def metric(said: str, right: str) -> float:
+        seen.append(said)
+        return 0.0
+
+    examples = [{"query": f"{i}?", "passages": ["One."], "answer": "1"} for i in range(8)]
+    lm.calibrate(examples, metric=metric, max_new_tokens=3, settings=[APE(0.7, 0.9)], refine=False)
+    assert seen
+    assert set(seen) == {""}
