@@ -51,9 +51,10 @@ from rag_windows.prefill import (
     encode_context,
     prefill_context,
 )
-from rag_windows.prompt.answer_form import with_form
+from rag_windows.prompt.answer_form import FORMS, with_form
 from rag_windows.prompt.builder import Header, Prompt
 from rag_windows.prompt.detokenize import Detokenizer, Pieces, cut
+from rag_windows.prompt.reasoning import ReasoningFormat
 from rag_windows.request import (
     DEFAULT_NEW_TOKENS,
     BatchRequest,
@@ -117,6 +118,7 @@ class TextParts:
 
     prompt: Prompt
     detokenizer: Detokenizer
+    reasoning: ReasoningFormat | None
 
 
 class Engine:
@@ -170,7 +172,8 @@ class Engine:
             prompt = Prompt(
                 tokenizer, header=header, template_kwargs=template_kwargs, text_tokens=text_tokens
             )
-            self._text = TextParts(prompt, Detokenizer(tokenizer))
+            reasoning = ReasoningFormat.of(tokenizer, template_kwargs or {})
+            self._text = TextParts(prompt, Detokenizer(tokenizer), reasoning)
         self.numbered = header in ("number", "number+title")
 
     def with_cache(self, cache: PassageCache | bool | None) -> Self:
@@ -247,11 +250,10 @@ class Engine:
             tokens = getattr(asked.options.get("generation_config"), "max_new_tokens", None)
         tokens = whole_number("max_new_tokens", DEFAULT_NEW_TOKENS if tokens is None else tokens)
         stop, seed = stop_strings(asked.stop), seed_of(asked.seed)
-        prompt = prompt or self.text.prompt
+        prompt, reasoning = prompt or self.text.prompt, self.text.reasoning
+        held = any(asked.options.get(form) is not None for form in FORMS)
 
         def read_by(method: Method) -> Request:
-            options = self._options(asked.options)
-            recorder = recorder_of(options)
             # One after the other, passages need no windows to be cut into.
             longest = None if in_order(method) else max_window_tokens or self.max_window_tokens
             parts = prompt.build(
@@ -261,6 +263,12 @@ class Engine:
                 max_window_tokens=longest,
                 neighbours=method.neighbours,
             )
+            form = reasoning and reasoning.after(parts.answer_start)
+            # A model that has not begun to think has no time for it where its answer has a form.
+            if held and form is not None and not form.parts().thought:
+                form = None
+            options = self._options(asked.options, form)
+            recorder = recorder_of(options)
             limit = self.position_limit if parts.windows else self.prompt_limit
             check_limits(parts, passages, method, tokens, limit)
             return Request(
@@ -275,6 +283,7 @@ class Engine:
                 on_encoded=asked.on_encoded,
                 started=started,
                 logprobs=recorder,
+                reasoning=form,
             )
 
         method = linked(self.method_of(asked.method), asked.link_tokens, asked.link_choose)
@@ -299,13 +308,15 @@ class Engine:
                 ordinary = ordinary.noted("auto: the passages are read in one prompt.")
         return replace(request, guard=guard, ordinary=ordinary)
 
-    def _options(self, given: Mapping[str, Any]) -> dict[str, Any]:
+    def _options(
+        self, given: Mapping[str, Any], reasoning: ReasoningFormat | None
+    ) -> dict[str, Any]:
         """For transformers' generate; new each time: a form notes where its answer stands."""
         options = dict(given)
         if "stop_strings" in options:
             options.setdefault("tokenizer", self.tokenizer)
         ends = self.decoder.end_tokens(options)
-        options = with_form(options, self.tokenizer, self.decoder.vocabulary, ends)
+        options = with_form(options, self.tokenizer, self.decoder.vocabulary, ends, reasoning)
         check_counts(options)
         return options
 
@@ -458,12 +469,16 @@ class Engine:
 
         Closing the iterator stops the work and waits for it; an exception in it is raised here.
         """
-        results: queue.SimpleQueue[str | Generation | BaseException] = queue.SimpleQueue()
+        results: queue.SimpleQueue[Chunk | Generation | BaseException] = queue.SimpleQueue()
         cancelled = threading.Event()
         streamer = None
         # With beams no token is final before the end, so one chunk comes.
         if self.decoder.by_token(request.options):
-            streamer = Pieces(self.text.detokenizer, request.stop, results.put)
+            streamer = self.pieces(
+                request,
+                lambda text: results.put(Chunk(text)),
+                lambda text: results.put(Chunk("", reasoning=text)),
+            )
         autocast = autocast_here()
 
         def run() -> None:
@@ -484,19 +499,26 @@ class Engine:
                 while not isinstance(piece := results.get(), Generation):
                     if isinstance(piece, BaseException):
                         raise piece
-                    yield Chunk(piece)
-                sent = "" if streamer is None else streamer.sent
-                if not piece.text.startswith(sent):
-                    raise GenerationError(
-                        "The tokenizer changed text that was already streamed. Use generate() "
-                        "with this tokenizer."
-                    )
-                yield Chunk(piece.text[len(sent) :], piece)
+                    yield piece
+                reasoning, text = rest_of(piece, streamer)
+                yield Chunk(text, piece, reasoning)
             finally:
                 cancelled.set()
                 worker.join()
 
         return chunks()
+
+    def pieces(
+        self,
+        request: Request,
+        put: Callable[[str], None],
+        put_reasoning: Callable[[str], None] | None,
+    ) -> Pieces:
+        """What hands on the text and the reasoning of a request's answer as they come."""
+        form = request.reasoning
+        if form is None:
+            return Pieces(self.text.detokenizer, request.stop, put)
+        return Pieces(form.detokenizer, request.stop, put, form.parts(), put_reasoning)
 
     def _guarded(
         self, request: Request, cancelled: threading.Event | None
@@ -540,7 +562,11 @@ class Engine:
         if cancelled is not None:
             criteria.append(Cancelled(cancelled))
         if request.stop:
-            criteria.append(StopStrings(self.text.detokenizer, request.stop, prompt_length))
+            form = request.reasoning
+            read_by, parts = (
+                (self.text.detokenizer, None) if form is None else (form.detokenizer, form.parts())
+            )
+            criteria.append(StopStrings(read_by, request.stop, prompt_length, parts))
         return criteria
 
     def unbegun(self, request: Request) -> Generation:
@@ -583,12 +609,20 @@ class Engine:
                 Citation(number, passage.id, groups[number])
                 for number, passage in enumerate(request.passages)
             )
-        text = self.text.detokenizer.text(ids)
+        form = request.reasoning
+        written, reasoning, text = self.divided(request, ids)
         return Generation(
             text=cut(text, request.stop),
             token_ids=tuple(ids),
-            finish_reason=self._finish_reason(request, ids, text, stopped_early),
-            usage=Usage(sum(map(len, tokens)), cached_tokens, len(ids), windows, cached_windows),
+            finish_reason=self._finish_reason(request, ids, written, text, stopped_early),
+            usage=Usage(
+                sum(map(len, tokens)),
+                cached_tokens,
+                len(ids),
+                windows,
+                cached_windows,
+                0 if form is None else form.tokens(ids),
+            ),
             timings=timings,
             citations=citations,
             prefix_mass=prefix_mass,
@@ -598,22 +632,53 @@ class Engine:
             fallback=fallback,
             logprobs=None if request.logprobs is None else request.logprobs.tokens(ids),
             raw=raw,
+            reasoning=reasoning,
         )
 
+    def divided(self, request: Request, ids: Sequence[int]) -> tuple[str, str, str]:
+        """What the tokens of an answer spell: all of it, the reasoning, what is for the user."""
+        form = request.reasoning
+        written = (self.text if form is None else form).detokenizer.text(ids)
+        return (written, "", written) if form is None else (written, *form.split(written))
+
     def _finish_reason(
-        self, request: Request, ids: Sequence[int], text: str, stopped_early: bool
+        self,
+        request: Request,
+        ids: Sequence[int],
+        written: str,
+        text: str,
+        stopped_early: bool,
     ) -> FinishReason:
-        """``text`` is that of all ``ids``."""
+        """``written`` is that of all ``ids``, ``text`` what of it is for the user."""
         if ids and ids[-1] in self.decoder.end_tokens(request.options):
             return "stop"
         strings = request.options.get("stop_strings") or ()
         strings = (strings,) if isinstance(strings, str) else tuple(strings)
-        if any(string in text for string in (*request.stop, *strings)):
+        if any(string in text for string in request.stop):
+            return "stop"
+        if any(string in written for string in strings):
             return "stop"
         if stopped_early:
             return "cancelled"
         timed = request.options.get("max_time") is not None
         return "length" if timed or len(ids) >= request.max_new_tokens else "stop"
+
+
+def rest_of(generation: Generation, streamer: Pieces | None) -> tuple[str, str]:
+    """What of an answer's reasoning and text was not streamed yet.
+
+    Raises:
+        GenerationError: the whole answer differs from what was.
+    """
+    if streamer is None:
+        return generation.reasoning, generation.text
+    reasoning, text = streamer.sent_reasoning, streamer.sent
+    if not (generation.text.startswith(text) and generation.reasoning.startswith(reasoning)):
+        raise GenerationError(
+            "The tokenizer changed text that was already streamed. Use generate(), or leave "
+            "on_text out, with this tokenizer."
+        )
+    return generation.reasoning[len(reasoning) :], generation.text[len(text) :]
 
 
 def _seen(windows: Sequence[WindowTokens], method: Auto) -> str:

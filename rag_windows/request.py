@@ -18,6 +18,7 @@ from rag_windows.passage import DOCUMENT_KEYS, Note, Passage
 from rag_windows.prefill import OnEncoded, Source, ToEncode
 from rag_windows.prompt.builder import PromptParts
 from rag_windows.prompt.conversation import Conversation
+from rag_windows.prompt.reasoning import ReasoningFormat
 from rag_windows.sampling import LogprobRecorder, whole_number
 from rag_windows.steps.recompute import check_room
 
@@ -96,6 +97,7 @@ class Request:
         options: for transformers' generate.
         started: ``time.perf_counter()`` at the call.
         ordinary: with a guard, the request with passages read one after the other, or why not.
+        reasoning: how its answers divide into reasoning and text; None where all is text.
     """
 
     parts: PromptParts
@@ -111,6 +113,7 @@ class Request:
     logprobs: LogprobRecorder | None = None
     guard: Guard | None = None
     ordinary: Request | LimitError | None = None
+    reasoning: ReasoningFormat | None = None
 
     def noted(self, message: str) -> Request:
         """The same with one more note, about the method."""

@@ -63,10 +63,11 @@ class Usage:
     Attributes:
         prompt_tokens: tokens of prefix, windows and query.
         cached_tokens: prompt tokens whose keys and values did not have to be computed.
-        completion_tokens: generated tokens, with the end token.
+        completion_tokens: generated tokens, with the end token and the reasoning.
         windows: number of windows to read or choose from; passages read one after the other
             count as one.
         cached_windows: windows that were found in the cache.
+        reasoning_tokens: of the generated tokens, those of the reasoning with its markers.
     """
 
     prompt_tokens: int
@@ -74,6 +75,7 @@ class Usage:
     completion_tokens: int
     windows: int = 0
     cached_windows: int = 0
+    reasoning_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,8 +113,9 @@ class Citation:
     Attributes:
         passage: index into the passages as they were given.
         id: the passage's id, if it has one.
-        mass: share of the attention, averaged over layers, heads and answer tokens; 0 for a
-            passage that made no window (blank, or a duplicate of another).
+        mass: share of the attention, averaged over layers, heads and all generated tokens, which
+            are those of the reasoning, too; 0 for a passage that made no window (blank, or a
+            duplicate of another).
     """
 
     passage: int
@@ -125,7 +128,8 @@ class Generation:
     """One answer.
 
     Attributes:
-        text: the answer, without special tokens, cut before a ``stop`` string.
+        text: the answer, without special tokens and without reasoning, cut before a ``stop``
+            string.
         token_ids: every generated token, end token included.
         finish_reason: "stop" at an end token or stop string, "length" at the token or time limit,
             "cancelled" when the stream was closed.
@@ -142,6 +146,8 @@ class Generation:
             without a guard, and where the guard found nothing.
         logprobs: of every generated token with ``logprobs=True``; else None.
         alternatives: the further answers of ``num_return_sequences``.
+        reasoning: what the model wrote for itself before the answer, without its markers; empty
+            where it did not, or where the chat template has no markers for it.
         raw: what ``transformers`` returned (scores, logits and hidden states if requested).
     """
 
@@ -159,6 +165,7 @@ class Generation:
     logprobs: tuple[TokenLogprob, ...] | None = field(default=None, repr=False)
     alternatives: tuple[Generation, ...] = ()
     raw: Any = field(default=None, repr=False, compare=False)
+    reasoning: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,10 +175,12 @@ class Chunk:
     Attributes:
         text: the new text; all chunks joined are the generation's text.
         generation: the whole result; None on all chunks but the last.
+        reasoning: the new reasoning, before the text; all chunks joined are the generation's.
     """
 
     text: str
     generation: Generation | None = None
+    reasoning: str = ""
 
 
 SHARE_OF_STRONGEST = 0.5

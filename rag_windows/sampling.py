@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 from transformers import LogitsProcessor, StoppingCriteria
 
 from rag_windows.errors import GenerationError, InputError
-from rag_windows.prompt.detokenize import Detokenizer, TextStream
+from rag_windows.prompt.detokenize import Detokenizer, Parts, TextStream
 from rag_windows.results import TokenLogprob
 
 MODEL_INPUTS = (
@@ -185,9 +185,15 @@ class FirstToken(StoppingCriteria):
 class StopStrings(StoppingCriteria):
     """Stops a row when its text behind ``prompt_length`` tokens holds one of the strings."""
 
-    def __init__(self, detokenizer: Detokenizer, stop: Sequence[str], prompt_length: int) -> None:
+    def __init__(
+        self,
+        detokenizer: Detokenizer,
+        stop: Sequence[str],
+        prompt_length: int,
+        parts: Parts | None = None,
+    ) -> None:
         self._start = self._seen = prompt_length
-        self._fresh = TextStream(detokenizer, stop)
+        self._fresh = TextStream(detokenizer, stop, parts)
         self._lone = self._fresh.fork()
         # The texts of several rows, by the bytes of the generated tokens that were seen.
         self._rows: dict[bytes, TextStream] = {}

@@ -24,8 +24,8 @@ from rag_windows.batching.loop import BatchLoop, SharedEncoder, shared_keys
 from rag_windows.batching.rows import Row, served
 from rag_windows.cache.encoder import CachedEncoder
 from rag_windows.cache.passage_cache import Size
-from rag_windows.engine import Engine
-from rag_windows.errors import GenerationError, without_stop_iteration
+from rag_windows.engine import Engine, rest_of
+from rag_windows.errors import without_stop_iteration
 from rag_windows.loading import autocast_here
 from rag_windows.prefill import EncodedContext, Prefill
 from rag_windows.prompt.detokenize import Pieces
@@ -55,7 +55,13 @@ class Question(Future[Generation]):
     """
 
     def __init__(
-        self, engine: Engine, request: Request, *, alone: bool, on_text: OnText | None = None
+        self,
+        engine: Engine,
+        request: Request,
+        *,
+        alone: bool,
+        on_text: OnText | None = None,
+        on_reasoning: OnText | None = None,
     ) -> None:
         super().__init__()
         # Rows of a batch are computed alike, so a question under autocast is answered by itself.
@@ -73,11 +79,15 @@ class Question(Future[Generation]):
         self.due = self.encoded_at = 0.0
         self.counts: dict[str, Any] = {}
         self.pieces: Pieces | None = None
-        self._on_text = on_text
-        if on_text is not None and engine.decoder.by_token(request.options):
-            tell, inside = on_text, self.context.run
-            self.pieces = Pieces(
-                engine.text.detokenizer, request.stop, lambda text: inside(tell, text)
+        self._on_text = on_text or _ignored
+        self._on_reasoning = on_reasoning or _ignored
+        asked = on_text is not None or on_reasoning is not None
+        if asked and engine.decoder.by_token(request.options):
+            inside = self.context.run
+            self.pieces = engine.pieces(
+                request,
+                lambda text: inside(self._on_text, text),
+                lambda text: inside(self._on_reasoning, text),
             )
 
     def cancel(self) -> bool:
@@ -102,16 +112,11 @@ class Question(Future[Generation]):
 
     def tell_rest(self, generation: Generation) -> None:
         """Tell what of the whole text was not told yet."""
-        if self._on_text is None:
-            return
-        sent = "" if self.pieces is None else self.pieces.sent
-        if not generation.text.startswith(sent):
-            raise GenerationError(
-                "The tokenizer changed text that was already streamed. Leave on_text out with "
-                "this tokenizer."
-            )
-        if rest := generation.text[len(sent) :]:
-            self._on_text(rest)
+        reasoning, text = rest_of(generation, self.pieces)
+        if reasoning:
+            self._on_reasoning(reasoning)
+        if text:
+            self._on_text(text)
 
     @cached_property
     def reads(self) -> list[Read]:
@@ -164,7 +169,16 @@ class Question(Future[Generation]):
         return generation
 
 
-def checked(engine: Engine, asked: BatchRequest, on_text: OnText | None = None) -> Question:
+def _ignored(_: str) -> None:
+    pass
+
+
+def checked(
+    engine: Engine,
+    asked: BatchRequest,
+    on_text: OnText | None = None,
+    on_reasoning: OnText | None = None,
+) -> Question:
     """Check and tokenize a question, as `WindowedLM.generate` does."""
     reader, request = engine.ask(asked)
     method, parts = request.method, request.parts
@@ -179,7 +193,7 @@ def checked(engine: Engine, asked: BatchRequest, on_text: OnText | None = None) 
         # The rotary tables of the plain model grow with such a prompt, those of a batch don't.
         or (not parts.windows and limit is not None and last > limit)
     )
-    return Question(reader, request, alone=alone, on_text=on_text)
+    return Question(reader, request, alone=alone, on_text=on_text, on_reasoning=on_reasoning)
 
 
 Ended = tuple[Question, Generation | BaseException]

@@ -77,6 +77,7 @@ class Scheduler:
         request: Mapping[str, Any] | BatchRequest,
         *,
         on_text: OnText | None = None,
+        on_reasoning: OnText | None = None,
         lone: Lone | None = None,
         engine: Engine | None = None,
     ) -> Question:
@@ -86,6 +87,7 @@ class Scheduler:
             request: the keyword arguments of `WindowedLM.generate`.
             on_text: called by the worker with each piece of text that is final; the worker waits
                 for it. All pieces joined are the text. An error in it ends only this question.
+            on_reasoning: the same with the pieces of `Generation.reasoning`, before the text.
             lone: a function that says whether no other question is about to come. If so, and
                 nothing is being answered, this question is answered without a batch, which is a
                 little faster.
@@ -98,7 +100,7 @@ class Scheduler:
             InputError, PromptError, LimitError: the request can't be used; nothing was computed.
             GenerationError: the scheduler is closed.
         """
-        question = self._question(request, on_text, engine)
+        question = self._question(request, on_text, on_reasoning, engine)
         with self._lock:
             self._take(question, alone=self._idle(lone))
         return question
@@ -171,10 +173,12 @@ class Scheduler:
         self,
         request: Mapping[str, Any] | BatchRequest,
         on_text: OnText | None = None,
+        on_reasoning: OnText | None = None,
         engine: Engine | None = None,
     ) -> Question:
         """A checked question, for which there is memory if nobody else takes any."""
-        question = checked(engine or self._engine, BatchRequest.of(request), on_text)
+        asked = BatchRequest.of(request)
+        question = checked(engine or self._engine, asked, on_text, on_reasoning)
         with self._lock:
             if not self._asked:
                 self._budget.begin()

@@ -342,8 +342,8 @@ class _Measuring:
             right = right and likeliest[-1] in self.ends
         if self.metric is None:
             return {"exact match": float(right), "log-probability": float(total)}
-        said = self.engine.text.detokenizer.text(self.answer(context, query)).strip()
-        met = self.metric(said, ready.example.answer or "")
+        *_, said = self.engine.divided(ready.request, self.answer(context, query))
+        met = self.metric(said.strip(), ready.example.answer or "")
         return {"metric": float(met), "log-probability": float(total)}
 
     def _context(self, number: int, ready: _Ready, method: Method) -> EncodedContext:

@@ -160,6 +160,9 @@ def _reply(
     with render.progress("Encoding the passages" if passages else "Answering") as on_encoded:
         stream = lm.stream(query, passages, on_encoded=on_encoded, **settings)
         begun = next(stream)
+    if begun.generation is None and not begun.text:
+        with render.progress("Thinking"):
+            begun = next(one for one in stream if one.text or one.generation is not None)
     generation = begun.generation
     # JSON comes as a whole; a text shows by itself how far it is.
     waiting = render.progress("Answering") if told.json else nullcontext()
@@ -194,6 +197,7 @@ def _reply(
                 "method": method,
                 "model": name,
                 "fallback": None if fallback is None else fallback.as_dict(),
+                **({"reasoning": generation.reasoning} if generation.reasoning else {}),
             }
         )
         render.show_notes(notes, as_json=True)
@@ -258,7 +262,14 @@ def _notes(generation: Generation, passages: Sequence[Passage], limit: int) -> I
     if generation.fallback is not None:
         yield f"Guard ({generation.fallback.signal}): {generation.fallback.message}"
     if generation.finish_reason == "length":
-        yield f"The answer was cut at {limit} new tokens; --max-new-tokens raises this limit."
+        cut = f"was cut at {limit} new tokens; --max-new-tokens raises this limit"
+        if generation.text or not generation.reasoning:
+            yield f"The answer {cut}."
+        else:
+            yield (
+                f"The reasoning {cut}. Some models answer without any after "
+                "--template-option enable_thinking=false."
+            )
 
 
 def demo(

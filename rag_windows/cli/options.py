@@ -205,6 +205,14 @@ class ModelOptions:
     max_window_tokens: Annotated[
         int | None, count("Split longer passages into several windows of at most N tokens.")
     ] = None
+    template_option: Annotated[
+        list[str] | None,
+        option(
+            "NAME=VALUE",
+            "Variable of the model's chat template, such as enable_thinking=false; can be "
+            "repeated.",
+        ),
+    ] = None
     cache_dir: CacheDir = None
     shared: Shared = None
     shared_wait: Annotated[
@@ -229,6 +237,30 @@ class ModelOptions:
     def name(self) -> str:
         """The model's name or folder."""
         return self.model or DEFAULT_MODEL
+
+    @property
+    def template_kwargs(self) -> dict[str, Any]:
+        """Variables of the chat template.
+
+        Raises:
+            InputError: one without a value, or given twice.
+        """
+        variables: dict[str, Any] = {}
+        for one in self.template_option or ():
+            name, equals, value = one.partition("=")
+            if not equals or not name.isidentifier():
+                raise InputError(
+                    f"--template-option {one!r} must be a name and a value, such as "
+                    "enable_thinking=false."
+                )
+            if name in variables:
+                raise InputError(f"--template-option {name} is given twice. Leave one of them out.")
+            try:
+                # Python's True and False are what many would write.
+                variables[name] = json.loads(value.lower() if value in ("True", "False") else value)
+            except ValueError:
+                variables[name] = value
+        return variables
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,9 +310,10 @@ def loaded_model(model: ModelOptions) -> Iterator[WindowedLM]:
         from rag_windows import WindowedLM
         from rag_windows.calibration import Profile
         from rag_windows.loading import check_device
+        from rag_windows.prompt.conversation import knows_variable
 
         profile = None if model.profile is None else Profile.load(model.profile)
-        method = _method(model)
+        method, variables = _method(model), model.template_kwargs
         check_device(model.device, "--device ")
         if model.name != DEFAULT_MODEL and not os.path.exists(model.name):
             _notice_missing_network()
@@ -292,8 +325,15 @@ def loaded_model(model: ModelOptions) -> Iterator[WindowedLM]:
                 method=method,
                 profile=profile,
                 max_window_tokens=model.max_window_tokens,
+                template_kwargs=variables,
                 cache=_cache(model),
                 **bars,
+            )
+    for name in variables:
+        if not knows_variable(lm.tokenizer, variables, name):
+            raise InputError(
+                f"--template-option {name}: the chat template of {model.name} has no such "
+                "variable. Leave it out, or correct its name."
             )
     if profile is not None and (told := profile.model.mismatch(lm.model)):
         tell(f"Note: {told}")
@@ -321,6 +361,7 @@ def fleet_options(search: SearchOptions, model: ModelOptions, **more: Any) -> Fl
             method=None if method is None else describe(method),
             profile=None if model.profile is None else _anywhere(model.profile),
             max_window_tokens=model.max_window_tokens,
+            template_kwargs=model.template_kwargs,
             docs=tuple(map(_anywhere, search.docs or ())),
             passage_words=search.passage_words,
             cache_dir=None if model.no_cache else model.cache_dir and _anywhere(model.cache_dir),

@@ -32,6 +32,7 @@ class FleetOptions(BaseModel):
             made of a method. None for the profile's, or APE.
         profile: file that ``rag-windows calibrate`` wrote.
         max_window_tokens: longer passages are split into several windows.
+        template_kwargs: variables of the chat template, such as ``{"enable_thinking": False}``.
         docs: files, folders or patterns of the fleet's own documents.
         passage_words: length of their passages.
         cache_memory: host memory of each reader's passage cache.
@@ -60,6 +61,7 @@ class FleetOptions(BaseModel):
     method: str | Mapping[str, Any] | None = None
     profile: str | None = None
     max_window_tokens: int | None = Field(default=None, ge=1)
+    template_kwargs: Mapping[str, Any] = Field(default_factory=dict)
     docs: tuple[str, ...] = ()
     passage_words: int = Field(default=120, ge=1)
     cache_memory: int | str | None = "4GiB"
@@ -115,6 +117,7 @@ class FleetOptions(BaseModel):
             method=None if self.method is None else method_of(self.method),
             profile=self.profile,
             max_window_tokens=self.max_window_tokens,
+            template_kwargs=self.template_kwargs,
             cache=self.load_cache(),
         )
 

@@ -26,6 +26,7 @@ A question over documents, which is answered together with those of other thread
 
 from __future__ import annotations
 
+import codecs
 import json
 import logging
 import threading
@@ -62,7 +63,14 @@ from rag_windows.passage import (
 from rag_windows.prefill import EncodedContext
 from rag_windows.prompt.answer_form import alike, check_schema
 from rag_windows.prompt.answer_form import available as schemas_available
-from rag_windows.prompt.conversation import BaseLayout, ChatTemplate, Conversation, search_text
+from rag_windows.prompt.conversation import (
+    BaseLayout,
+    ChatTemplate,
+    Conversation,
+    knows_variable,
+    search_text,
+)
+from rag_windows.prompt.detokenize import Detokenizer
 from rag_windows.prompt.tokenizing import Boundary, Piece
 from rag_windows.prompt.tools import AnswerReader, ToolAnswer, ToolFormat
 from rag_windows.prompt.visible_text import one_line
@@ -98,6 +106,7 @@ __all__ = [
     "guard_of",
     "joined_messages",
     "keep_neighbours",
+    "knows_variable",
     "labels_of",
     "leading_ids",
     "likelihoods",
@@ -342,21 +351,55 @@ def joined_messages(read: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def logprob_content(generation: Generation, tokenizer: Any) -> list[dict[str, Any]]:
     """The log-probabilities of an answer's tokens as OpenAI's models tell them.
 
-    ``bytes`` of a token that is part of a character are None.
+    The ``bytes`` of all tokens joined are the answer's text: tokens of the reasoning and behind a
+    stop string are left out. Of a token in which a stop string begins, or reasoning ends, ``token``
+    and ``bytes`` are its part in the text, and ``logprob`` that of the whole token.
     """
-    noted = list(generation.logprobs or ())
-    while noted and noted[-1].id in tokenizer.all_special_ids:
-        noted.pop()
+    detokenizer = Detokenizer(tokenizer)
+    thought = generation.usage.reasoning_tokens
+    noted = (generation.logprobs or ())[max(0, thought - 1) :]
+    pieces = [detokenizer.token_bytes(one.id) for one in noted]
+    spans = _spans(pieces, generation.text, bool(thought))
 
-    def entry(id_: int, logprob: float) -> dict[str, Any]:
-        text = str(tokenizer.decode([id_]))
-        whole = "\ufffd" not in text
-        return {"token": text, "bytes": [*text.encode()] if whole else None, "logprob": logprob}
+    def entry(text: bytes, logprob: float) -> dict[str, Any]:
+        return {"token": text.decode(errors="replace"), "bytes": [*text], "logprob": logprob}
 
-    return [
-        {**entry(one.id, one.logprob), "top_logprobs": [entry(*other) for other in one.top]}
-        for one in noted
-    ]
+    content = []
+    for one, piece, (start, end) in zip(noted, pieces, spans, strict=True):
+        if start < end:
+            top = [entry(detokenizer.token_bytes(id_), logprob) for id_, logprob in one.top]
+            content.append({**entry(piece[start:end], one.logprob), "top_logprobs": top})
+    return content
+
+
+def _spans(pieces: Sequence[bytes], text: str, thought: bool) -> list[tuple[int, int]]:
+    """Which part of each piece stands in a text; the pieces joined hold it somewhere.
+
+    Where the model ``thought``, the first piece ends the reasoning, and may begin the text.
+    """
+    written, wanted = b"".join(pieces), text.encode(errors="replace")
+    behind = len(pieces[0]) if thought and pieces else 0
+    start = written.find(wanted, behind)
+    if start < 0:
+        start = written.find(wanted)
+    if start < 0:
+        # Bytes that are no UTF-8, which are replaced in the text: so many characters are taken.
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        left, size = len(text), 0
+        for index, byte in enumerate(written[behind:], 1):
+            if decoded := decoder.decode(bytes([byte])):
+                left -= len(decoded)
+                if left < 0:
+                    break
+                size = index
+        start, wanted = behind, written[behind:][: size if left <= 0 else None]
+    spans, at = [], 0
+    for piece in pieces:
+        low = max(0, start - at)
+        high = max(low, min(len(piece), start + len(wanted) - at))
+        spans.append((low, high))
+        at += len(piece)
+    return spans
 
 
 def answer_record(generation: Generation) -> dict[str, Any]:

@@ -123,24 +123,28 @@ class Calls:
         return len(self._waiting) <= 1
 
     def _begin(
-        self, waiting: _Waiting, call: Call, on_text: Callable[[str], None] | None = None
+        self, waiting: _Waiting, call: Call, put: Callable[[Chunk], None] | None = None
     ) -> Question:
         asked = {"query": call.query, "passages": call.passages, **call.options}
         scheduler = call.lm.shared_scheduler(max_rows=self.max_rows, max_bytes=self.max_bytes)
-        scheduled = scheduler.submit(asked, on_text=on_text, lone=self.lone, engine=call.lm.engine)
+        told: dict[str, Any] = {}
+        if put is not None:
+            told["on_text"] = lambda text: put(Chunk(text))
+            told["on_reasoning"] = lambda text: put(Chunk("", reasoning=text))
+        scheduled = scheduler.submit(asked, **told, lone=self.lone, engine=call.lm.engine)
         waiting.scheduled = scheduled
         if waiting.left:  # while the call was prepared
             scheduled.cancel()
         return scheduled
 
     async def _begin_async(
-        self, waiting: _Waiting, prepare: Prepare[C], on_text: Callable[[str], None] | None = None
+        self, waiting: _Waiting, prepare: Prepare[C], put: Callable[[Chunk], None] | None = None
     ) -> tuple[C, Question]:
         await asyncio.sleep(0)  # tasks that were started with this one enter meanwhile
 
         def begin() -> tuple[C, Question]:
             call = prepare()
-            return call, self._begin(waiting, call, on_text)
+            return call, self._begin(waiting, call, put)
 
         return await _in_thread(begin)
 
@@ -170,16 +174,16 @@ class Calls:
         call = prepare()
 
         def read_pieces() -> Generator[T, None, None]:
-            pieces: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+            pieces: queue.SimpleQueue[Chunk | None] = queue.SimpleQueue()
             with self._wait(timeout) as waiting:
                 scheduled = self._begin(waiting, call, pieces.put)
                 scheduled.add_done_callback(lambda _: pieces.put(None))
                 while True:
                     with waiting.in_time() as seconds:
-                        text = pieces.get(timeout=seconds)
-                    if text is None:
+                        chunk = pieces.get(timeout=seconds)
+                    if chunk is None:
                         break
-                    yield from read(call, Chunk(text))
+                    yield from read(call, chunk)
                 yield from read(call, Chunk("", _whole(scheduled.result())))
 
         return read_pieces()
@@ -207,10 +211,10 @@ class Calls:
         ``begun`` comes first, as soon as the call was checked and waits for its answer.
         """
         loop = asyncio.get_running_loop()
-        pieces: asyncio.Queue[str | None] = asyncio.Queue()
+        pieces: asyncio.Queue[Chunk | None] = asyncio.Queue()
         with self._wait(timeout) as waiting:
 
-            def put(piece: str | None) -> None:
+            def put(piece: Chunk | None) -> None:
                 try:
                     loop.call_soon_threadsafe(pieces.put_nowait, piece)
                 except RuntimeError:  # the loop was closed: nobody waits
@@ -222,10 +226,10 @@ class Calls:
                 yield made
             while True:
                 with waiting.in_time() as seconds:
-                    text = await asyncio.wait_for(pieces.get(), seconds)
-                if text is None:
+                    chunk = await asyncio.wait_for(pieces.get(), seconds)
+                if chunk is None:
                     break
-                for made in read(call, Chunk(text)):
+                for made in read(call, chunk):
                     yield made
             last = Chunk("", _whole(scheduled.result()))
             for made in await _in_thread(lambda: list(read(call, last))):

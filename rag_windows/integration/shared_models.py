@@ -14,6 +14,7 @@ from rag_windows import loading
 from rag_windows.calibration import Profile
 from rag_windows.errors import InputError, ModelLoadError, ToolsUnsupportedError
 from rag_windows.model import WindowedLM
+from rag_windows.prompt.reasoning import ReasoningFormat
 from rag_windows.prompt.tools import ToolFormat
 from rag_windows.threads import Lock
 
@@ -179,6 +180,10 @@ class ModelSource:
         if self._lm is not None:
             return self._lm.template_kwargs
         return dict(self._arguments.get("template_kwargs") or {})
+
+    def reasons(self) -> bool:
+        """Whether answers may hold reasoning, which then stands beside their text."""
+        return ReasoningFormat.of(self.tokenizer(), self.template_kwargs()) is not None
 
     def tool_format(self) -> ToolFormat | None:
         """How the chat template writes calls of tools; None where it has none that can be read."""

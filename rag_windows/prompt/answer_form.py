@@ -17,6 +17,8 @@ import torch
 from transformers import LogitsProcessor
 
 from rag_windows.errors import GenerationError, InputError, installed, require
+from rag_windows.prompt.detokenize import TextStream
+from rag_windows.prompt.reasoning import ReasoningFormat
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -25,17 +27,26 @@ if TYPE_CHECKING:
 _LAYOUT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
 
+FORMS = ("json_schema", "grammar")
+"""Options of ``generate`` that hold an answer to a form."""
+
+
 def available() -> bool:
     """Whether answers can be given a form: whether llguidance is installed."""
     return installed("llguidance")
 
 
 def with_form(
-    options: Mapping[str, Any], tokenizer: Any, vocabulary: int, ends: frozenset[int]
+    options: Mapping[str, Any],
+    tokenizer: Any,
+    vocabulary: int,
+    ends: frozenset[int],
+    reasoning: ReasoningFormat | None = None,
 ) -> dict[str, Any]:
     """Options of ``generate`` where ``json_schema`` or ``grammar`` became what enforces it.
 
-    `vocabulary` is how many logits the model gives for a token; `ends` end an answer.
+    `vocabulary` is how many logits the model gives for a token; `ends` end an answer. Where its
+    answers begin with `reasoning`, this is free, and has to come to its end.
     """
     rest = dict(options)
     schema, grammar = rest.pop("json_schema", None), rest.pop("grammar", None)
@@ -44,7 +55,8 @@ def with_form(
     if schema is not None and grammar is not None:
         raise InputError("json_schema and grammar can't both be given. Leave one of them out.")
     source = _source("grammar", grammar) if schema is None else _source("json_schema", schema)
-    allowed = _Allowed(_llguidance().LLMatcher(_vocabulary(tokenizer, vocabulary, ends), source))
+    matcher = _llguidance().LLMatcher(_vocabulary(tokenizer, vocabulary, ends), source)
+    allowed = _Allowed(matcher, ends, reasoning)
     rest["logits_processor"] = [*(rest.get("logits_processor") or []), allowed]
     return rest
 
@@ -96,10 +108,14 @@ def _source(name: str, form: Any) -> str:
 class _Allowed(LogitsProcessor):
     """Lets those tokens through that the form allows next; rows may swap and go back."""
 
-    def __init__(self, matcher: LLMatcher) -> None:
+    def __init__(
+        self, matcher: LLMatcher, ends: frozenset[int], reasoning: ReasoningFormat | None
+    ) -> None:
         self._fresh = matcher
+        self._ends, self._reasoning = sorted(ends), reasoning
         self._prompt: torch.Tensor | None = None
         self._rows: list[tuple[LLMatcher, torch.Tensor]] = []
+        self._thoughts: list[_Thought] = []
 
     def at(self, row: int, ids: torch.Tensor) -> LLMatcher | None:
         """What may follow the ids of a row; None if they have left the form."""
@@ -107,6 +123,8 @@ class _Allowed(LogitsProcessor):
             self._rows.append((self._fresh.deep_copy(), ids[:0].cpu()))
         matcher, taken = self._rows[row]
         wanted = ids[0 if self._prompt is None else len(self._prompt) :].cpu()
+        if self._reasoning is not None:
+            wanted = wanted[self._thoughts[row].end :]
         both = min(len(taken), len(wanted))
         # All tokens are compared for each new one, so not one by one.
         changed = (taken[:both] != wanted[:both]).nonzero()
@@ -125,10 +143,14 @@ class _Allowed(LogitsProcessor):
         # The prompt is what stands before the first choice.
         prompt = self._prompt
         if prompt is None or not torch.equal(prompt, input_ids[0, : len(prompt)]):
-            self._prompt, self._rows = input_ids[0].clone(), []
+            self._prompt, self._rows, self._thoughts = input_ids[0].clone(), [], []
         rows, vocabulary = scores.shape
         allowed = torch.zeros(rows, vocabulary, dtype=torch.bool)
         for row in range(rows):
+            if self._thinks(row, input_ids[row]):
+                allowed[row] = True
+                allowed[row, self._ends] = False
+                continue
             matcher = self.at(row, input_ids[row])
             if matcher is None and rows == 1:
                 raise GenerationError(
@@ -143,6 +165,43 @@ class _Allowed(LogitsProcessor):
             kept = min(vocabulary, len(bits))
             allowed[row, :kept] = bits[:kept]
         return scores.masked_fill(~allowed.to(scores.device), -torch.inf)
+
+    def _thinks(self, row: int, ids: torch.Tensor) -> bool:
+        if self._reasoning is None:
+            return False
+        while len(self._thoughts) <= row:
+            self._thoughts.append(_Thought(self._reasoning))
+        written = ids[0 if self._prompt is None else len(self._prompt) :].tolist()
+        if not self._thoughts[row].follow(written):
+            self._thoughts[row] = _Thought(self._reasoning)
+            self._thoughts[row].follow(written)
+        return self._thoughts[row].end is None
+
+
+class _Thought:
+    """Where the reasoning of one row ends.
+
+    Attributes:
+        end: how many tokens it has; None where it is not over.
+    """
+
+    def __init__(self, format: ReasoningFormat) -> None:
+        self._parts = format.parts()
+        self._text = TextStream(format.detokenizer, parts=self._parts)
+        self._ids: list[int] = []
+        self.end: int | None = None
+
+    def follow(self, ids: list[int]) -> bool:
+        """Take the tokens of the row that are new; False if earlier ones are others now."""
+        if ids[: len(self._ids)] != self._ids:
+            return False
+        for id_ in ids[len(self._ids) :] if self.end is None else ():
+            self._text.feed([id_])
+            self._ids.append(id_)
+            if self._parts.answering:
+                self.end = len(self._ids)
+                break
+        return True
 
 
 def alike(one: Sequence[Any], other: Sequence[Any]) -> int:
@@ -159,20 +218,99 @@ def _llguidance() -> Any:
 
 
 def _laid_out(schema: Mapping[str, Any]) -> dict[str, Any]:
-    return {**_closed(schema), "x-guidance": _LAYOUT}
+    opened: dict[str, Any] = {}
+    closed = _closed(schema, schema, opened)
+    if opened:
+        copies = zip(map(_OPEN.format, range(len(opened))), opened.values(), strict=True)
+        closed["$defs"] = {**closed.get("$defs", {}), **dict(copies)}
+    return {**closed, "x-guidance": _LAYOUT}
 
 
-def _closed(schema: Any) -> Any:
+_TOGETHER = ("allOf", "anyOf", "oneOf")
+_NAMED = ("properties", "patternProperties", "dependentSchemas", "$defs", "definitions")
+_OPEN = "rag-windows-open-{}"
+_DATA = ("enum", "const", "default", "examples")
+
+
+def _closed(schema: Any, root: Any, opened: dict[str, Any], *, part: bool = False) -> Any:
     """The schema, whose objects have the properties that it names and no others.
 
     Unless it says otherwise: JSON Schema allows any more, and a model might not stop inventing.
+    Where several schemas describe one object (``allOf`` and the like beside ``properties``), each
+    ``part`` stays open for the names of the others, and the whole is closed behind all of them.
+
+    Args:
+        root: what references look into.
+        opened: gets open copies of definitions that are such a part, by their references.
     """
-    if isinstance(schema, Mapping):
-        closed = {name: _closed(value) for name, value in schema.items()}
-        if isinstance(schema.get("properties"), Mapping) and schema.get("type") == "object":
-            closed.setdefault("additionalProperties", False)
-        return closed
-    return [_closed(value) for value in schema] if isinstance(schema, list | tuple) else schema
+    if isinstance(schema, list | tuple):
+        return [_closed(value, root, opened) for value in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    together = len(_parts(schema)) > 1
+    made: dict[str, Any] = {}
+    for name, value in schema.items():
+        if name in _TOGETHER and isinstance(value, list | tuple):
+            made[name] = [_closed(one, root, opened, part=part or together) for one in value]
+        elif name == "$ref" and (part or together):
+            made[name] = _opened(value, root, opened)
+        elif name in _NAMED and isinstance(value, Mapping):
+            made[name] = {key: _closed(one, root, opened) for key, one in value.items()}
+        else:
+            made[name] = value if name in _DATA else _closed(value, root, opened)
+    if part or "additionalProperties" in schema:
+        return made
+    if together and (names := _names(schema, root, set())):
+        made["properties"] = {**{key: {} for key in names}, **made.get("properties", {})}
+        made["additionalProperties"] = False
+    elif isinstance(schema.get("properties"), Mapping) and schema.get("type") == "object":
+        made["additionalProperties"] = False
+    return made
+
+
+def _parts(schema: Mapping[str, Any]) -> list[list[Any]]:
+    """What describes the same value: in each list alternatives."""
+    own = [[schema]] if isinstance(schema.get("properties"), Mapping) else []
+    referred = [[{"$ref": schema["$ref"]}]] if "$ref" in schema else []
+    all_of = schema.get("allOf")
+    joined = [[one] for one in all_of] if isinstance(all_of, list | tuple) else []
+    ways = [schema.get(name) for name in ("anyOf", "oneOf")]
+    return [*own, *referred, *joined, *(list(way) for way in ways if isinstance(way, list | tuple))]
+
+
+def _names(schema: Any, root: Any, seen: set[str]) -> dict[str, None]:
+    """The properties that a schema, and all that it puts together, names."""
+    if not isinstance(schema, Mapping):
+        return {}
+    own = schema.get("properties")
+    names = dict.fromkeys(own) if isinstance(own, Mapping) else {}
+    for part in _parts(schema):
+        for one in part:
+            if one is not schema and isinstance(one, Mapping) and one.keys() != {"$ref"}:
+                names |= _names(one, root, seen)
+            elif one is not schema and isinstance(one, Mapping) and str(one["$ref"]) not in seen:
+                seen.add(str(one["$ref"]))
+                names |= _names(_target(one["$ref"], root), root, seen)
+    return names
+
+
+def _target(reference: Any, root: Any) -> Any:
+    """What a reference within the schema refers to; None where it leads elsewhere."""
+    found = root
+    for step in str(reference).split("/")[1:] if str(reference).startswith("#/") else [""]:
+        found = found.get(step) if isinstance(found, Mapping) else None
+    return found
+
+
+def _opened(reference: Any, root: Any, opened: dict[str, Any]) -> Any:
+    """A reference to an open copy of what it refers to."""
+    target = _target(reference, root)
+    if not isinstance(target, Mapping):
+        return reference
+    if reference not in opened:
+        opened[reference] = None  # it may refer to itself
+        opened[reference] = _closed(target, root, opened, part=True)
+    return f"#/$defs/{_OPEN.format([*opened].index(reference))}"
 
 
 @lru_cache(maxsize=4)

@@ -14,7 +14,7 @@ from typing import Any
 from rag_windows.errors import LimitError, PromptError
 from rag_windows.passage import Note, Passage, WindowTokens
 from rag_windows.prompt.conversation import BaseLayout, ChatTemplate, Conversation, strings
-from rag_windows.prompt.tokenizing import At, Boundary
+from rag_windows.prompt.tokenizing import At, Boundary, Piece
 
 HeaderFunction = Callable[[Passage, int], str | None]
 """Passage and its 1-based number among the passages as given -> header line, or none."""
@@ -50,12 +50,17 @@ HEADERS: Mapping[str, HeaderFunction] = {
 
 @dataclass(frozen=True, slots=True)
 class PromptParts:
-    """A prompt in token ids: the prefix, the windows in the order of their passages, the query."""
+    """A prompt in token ids: the prefix, the windows in the order of their passages, the query.
+
+    Attributes:
+        answer_start: what the chat template wrote behind the last message.
+    """
 
     prefix_ids: tuple[int, ...]
     windows: tuple[WindowTokens, ...]
     query_ids: tuple[int, ...]
     notes: tuple[Note, ...]
+    answer_start: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,8 +206,12 @@ class Prompt:
             else:
                 windows += made
         notes.sort(key=lambda note: note.passage or 0)
-        prefix_ids, query_ids = self.around(conversation, windows=bool(windows))
-        return PromptParts(prefix_ids, tuple(windows), query_ids, tuple(notes))
+        head, tail = self._cut(conversation, windows=bool(windows))
+        prefix_ids, query_ids = self._encoded(head, tail, windows=bool(windows))
+        # Where the assistant's own message is the last one, the answer has begun already.
+        own = not conversation.continued and tail and tail[-1].trusted
+        start = tail[-1].text if own else ""
+        return PromptParts(prefix_ids, tuple(windows), query_ids, tuple(notes), start)
 
     def _text(self, passage: Passage, index: int, name: str) -> _Text:
         header = self._header(passage, index + 1)
@@ -216,7 +225,10 @@ class Prompt:
         windows: bool = True,
     ) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Ids of the prefix and of the query; without `windows`, everything is in the query."""
-        conversation = Conversation.of(query, prefix)
+        before, after = self._cut(Conversation.of(query, prefix), windows=windows)
+        return self._encoded(before, after, windows=windows)
+
+    def _cut(self, conversation: Conversation, *, windows: bool) -> tuple[list[Piece], list[Piece]]:
         last = next((turn for turn in reversed(conversation.turns) if turn.role != "system"), None)
         # A tool may well have given nothing back.
         if last is not None and last.role == "user" and not last.content.strip():
@@ -225,7 +237,11 @@ class Prompt:
                 "question."
             )
         self._check_tools(conversation.tools)
-        before, after = self._layout.cut(conversation, slot=windows)
+        return self._layout.cut(conversation, slot=windows)
+
+    def _encoded(
+        self, before: list[Piece], after: list[Piece], *, windows: bool
+    ) -> tuple[tuple[int, ...], tuple[int, ...]]:
         leading = tuple(self._layout.leading)
         if not windows:
             return (), (*leading, *self._boundary.encode_pieces(after))

@@ -10,7 +10,7 @@ import secrets
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal
 
 from jinja2.exceptions import TemplateError
@@ -99,6 +99,7 @@ class Conversation:
         system: the instruction, or an empty string.
         opening: how the answer begins, written for the model; trusted like the template itself.
         plain: whether a model without a chat template reads the last turn with nothing around it.
+        template_kwargs: further variables of the chat template, over the model's own.
     """
 
     system: str
@@ -106,6 +107,7 @@ class Conversation:
     tools: tuple[Mapping[str, Any], ...] = ()
     opening: str = ""
     plain: bool = False
+    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def continued(self) -> bool:
@@ -120,22 +122,23 @@ class Conversation:
         *,
         tools: Sequence[Mapping[str, Any]] = (),
         opening: str = "",
+        template_kwargs: Mapping[str, Any] | None = None,
     ) -> Conversation:
         """Read what a caller gives: a question, messages of OpenAI's chat API, or a conversation.
 
         A leading system message is the instruction, behind the `prefix` and a blank line; later
         ones stand where they are. Where the assistant's message is the last one, the answer goes
-        on with it. Never put a user's or a passage's text into `opening`.
+        on with it. Never put a user's or a passage's text into `opening` or `template_kwargs`.
         """
         if prefix is not None and not isinstance(prefix, str):
             raise PromptError(f"prefix must be a string or None, not {type(prefix).__name__}.")
         if isinstance(query, Conversation):
             both = "\n\n".join(part for part in (prefix, query.system) if part)
             return replace(query, system=both)
-        checked = check_tools(tools)
+        checked, variables = check_tools(tools), dict(template_kwargs or {})
         if isinstance(query, str):
             asked = Message.of({"role": "user", "content": query}, 0)
-            return cls(prefix or "", (asked,), checked, opening)
+            return cls(prefix or "", (asked,), checked, opening, template_kwargs=variables)
         if not isinstance(query, Sequence) or not query:
             raise PromptError(
                 "query must be a question (a string) or a non-empty list of messages such as "
@@ -149,7 +152,7 @@ class Conversation:
                 "The messages hold no text. Append the question as "
                 '{"role": "user", "content": "..."}.'
             )
-        return cls(system, _paired(messages), checked, opening)
+        return cls(system, _paired(messages), checked, opening, template_kwargs=variables)
 
 
 def _paired(messages: Sequence[Message]) -> tuple[Message, ...]:
@@ -292,6 +295,14 @@ class _Filling:
         return {**identity, "type": "function", "function": function}
 
 
+def knows_variable(tokenizer: Any, template_kwargs: Mapping[str, Any], name: str) -> bool:
+    """Whether a tokenizer's chat template mentions a variable; what it does not is ignored."""
+    if not getattr(tokenizer, "chat_template", None):
+        return False
+    template = tokenizer.get_chat_template(template_kwargs.get("chat_template"))
+    return re.search(rf"\b{re.escape(name)}\b", template) is not None
+
+
 class BaseLayout:
     """Questions and answers as plain text, behind the ids that a tokenizer puts before a text."""
 
@@ -340,18 +351,23 @@ class ChatTemplate:
     leading: tuple[int, ...] = ()
 
     def __init__(self, tokenizer: Any, kwargs: Mapping[str, Any]) -> None:
-        taken = inspect.signature(tokenizer.apply_chat_template).parameters
-        reserved = sorted(taken.keys() & kwargs.keys() - {"chat_template"})
-        if reserved:
+        self._reserved = inspect.signature(tokenizer.apply_chat_template).parameters.keys() - {
+            "chat_template"
+        }
+        self._check(kwargs)
+        self._tokenizer = tokenizer
+        self._kwargs = dict(kwargs)
+
+    def _check(self, kwargs: Mapping[str, Any]) -> None:
+        if reserved := sorted(self._reserved & kwargs.keys()):
             raise PromptError(
                 f"template_kwargs can't hold {reserved}, which the prompt sets itself. Use it for "
                 "variables of the chat template, such as enable_thinking."
             )
-        self._tokenizer = tokenizer
-        self._kwargs = dict(kwargs)
 
     def cut(self, conversation: Conversation, *, slot: bool) -> tuple[list[Piece], list[Piece]]:
         """What stands before the passages, and after them; all of it after, without passages."""
+        self._check(conversation.template_kwargs)
         asked = any(turn.role == "user" for turn in conversation.turns)
         if slot and not asked:
             raise PromptError(
@@ -410,7 +426,7 @@ class ChatTemplate:
     def _render(
         self, conversation: Conversation, filling: _Filling, real: Collection[str] = ()
     ) -> str:
-        variables = dict(self._kwargs)
+        variables = {**self._kwargs, **conversation.template_kwargs}
         if conversation.tools:
             variables["tools"] = deepcopy(list(conversation.tools))
         ending = "continue_final_message" if conversation.continued else "add_generation_prompt"

@@ -5,11 +5,12 @@ from __future__ import annotations
 import copy
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, Protocol, Self
 
 import torch
 from transformers import CodeGenTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from transformers.convert_slow_tokenizer import bytes_to_unicode
 from transformers.generation.streamers import BaseStreamer
 
 _REPLACEMENT = "\ufffd"
@@ -34,7 +35,7 @@ _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 class Detokenizer:
-    """Decodes generated ids, special tokens left out.
+    """Decodes generated ids, special tokens left out but for those ``shown``.
 
     Attributes:
         bounded: whether a token's text depends on no more than the few tokens before it, but for
@@ -44,11 +45,12 @@ class Detokenizer:
         strips: whether a space at the start of the text is left out.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, shown: Collection[int] = ()) -> None:
         self._tokenizer = tokenizer
         backend = self._backend = tokenizer.backend_tokenizer
         added = backend.get_added_tokens_decoder()
-        self._special = {id_ for id_, token in added.items() if token.special}
+        self._special = {id_ for id_, token in added.items() if token.special} - {*shown}
+        self._shown = bool(shown)
         stages = _stages(json.loads(backend.decoder.__getstate__())) if backend.decoder else []
         shape = _BOUNDED.fullmatch("".join(f"{stage['type']} " for stage in stages))
         last = stages[-1] if shape and shape["joint"] and shape["strip"] else None
@@ -64,14 +66,41 @@ class Detokenizer:
         self.splits = not self.bounded or "ByteLevel" in names
         self.strips = last is not None
         self._byte_tokens = "ByteFallback" in names
+        self._bytes_of = (
+            {character: byte for byte, character in bytes_to_unicode().items()}
+            if "ByteLevel" in names
+            else {}
+        )
 
     def text(self, ids: Sequence[int]) -> str:
         """The text of all ids."""
+        given = [id_ for id_ in ids if id_ not in self._special] if self._shown else list(ids)
         return str(
             self._tokenizer.decode(
-                list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False
+                given,
+                skip_special_tokens=not self._shown,
+                clean_up_tokenization_spaces=False,
             )
         )
+
+    def token_bytes(self, id_: int) -> bytes:
+        """What an id adds to a text that has begun; all of an answer's joined are its text.
+
+        A token may hold a part of a character. A special token adds nothing.
+        """
+        token = self.token(id_)
+        if token is None:
+            return b""
+        if isinstance(token, int):
+            return bytes([token])
+        if self._bytes_of:
+            try:
+                return bytes(self._bytes_of[character] for character in token)
+            except KeyError:  # an added token, which stands for itself
+                return token.encode()
+        # A decoder may take the first token for the beginning of a text.
+        alone, both = self.text([id_]), self.text([id_, id_])
+        return (both[len(alone) :] if both.startswith(alone) else alone).encode()
 
     def token(self, id_: int) -> str | int | None:
         """What a decoder sees of an id: the byte that it stands for, or its spelling.
@@ -142,6 +171,22 @@ class _ByteRun:
         return other
 
 
+class Parts(Protocol):
+    """What divides the text of an answer into reasoning and what is for the user.
+
+    Attributes:
+        answering: whether the reasoning is over, or there is none.
+    """
+
+    answering: bool
+
+    def feed(self, written: str) -> tuple[str, str]:
+        """Take a piece; gives what of it is reasoning, and text."""
+
+    def fork(self) -> Self:
+        """One that goes on by itself from here."""
+
+
 class TextStream:
     """The text of an answer whose tokens come one after the other.
 
@@ -150,12 +195,19 @@ class TextStream:
     an error or changes text that was given out, each token of a run of invalid bytes has all of the
     run decoded, and the text that is not settled yet, which may hold a stop string, is never told.
 
+    Stop strings are looked for in what is for the user alone.
+
     Attributes:
         stopped: whether the text of the tokens so far holds a stop string.
+        reasoning: what of the tokens fed last was reasoning, where there are ``parts``.
     """
 
-    def __init__(self, detokenizer: Detokenizer, stop: Sequence[str] = ()) -> None:
+    def __init__(
+        self, detokenizer: Detokenizer, stop: Sequence[str] = (), parts: Parts | None = None
+    ) -> None:
         self._detokenizer = detokenizer
+        self._parts = parts
+        self.reasoning = ""
         self._stop = tuple(stop)
         self._longest = max(map(len, self._stop), default=0)
         self.stopped = self._cut = False
@@ -174,6 +226,8 @@ class TextStream:
         other = copy.copy(self)
         if self._run is not None:
             other._run = self._run.fork()
+        if self._parts is not None:
+            other._parts = self._parts.fork()
         return other
 
     def feed(self, ids: Sequence[int]) -> str:
@@ -183,6 +237,7 @@ class TextStream:
         open run of byte tokens (a later invalid byte would change all of it), and an end that could
         become a stop string. From the token on with which there is a stop string nothing comes.
         """
+        self.reasoning = ""
         text = "".join([self._take(id_) for id_ in ids])
         self.stopped = self._cut or (bool(self._stop) and self._stops_openly())
         return text
@@ -191,7 +246,10 @@ class TextStream:
         """`feed` for one token."""
         if self._cut or not (settled := self._settle(id_)):
             return ""
-        if not self._stop:
+        if self._parts is not None:
+            reasoning, settled = self._parts.feed(settled)
+            self.reasoning += reasoning
+        if not self._stop or not settled:
             return settled
         text = self._back + settled
         start = len(self._back) - self._held
@@ -204,6 +262,8 @@ class TextStream:
 
     def _stops_openly(self) -> bool:
         """Whether a stop string ends in text that is not settled."""
+        if self._parts is not None and not self._parts.answering:
+            return False
         run, text = self._run, self._open
         if run is not None:
             if run.broken or not run.begun:
@@ -277,14 +337,23 @@ def _overlap(text: str, string: str) -> int:
 
 
 class Pieces(BaseStreamer):
-    """Hands on the text of generated tokens, piece by piece, as it settles."""
+    """Hands on the text of generated tokens, piece by piece, as it settles.
+
+    With ``parts``, what is reasoning goes to ``put_reasoning``.
+    """
 
     def __init__(
-        self, detokenizer: Detokenizer, stop: Sequence[str], put: Callable[[str], None]
+        self,
+        detokenizer: Detokenizer,
+        stop: Sequence[str],
+        put: Callable[[str], None],
+        parts: Parts | None = None,
+        put_reasoning: Callable[[str], None] | None = None,
     ) -> None:
-        self._text = TextStream(detokenizer, stop)
-        self._put = put
+        self._text = TextStream(detokenizer, stop, parts)
+        self._put, self._put_reasoning = put, put_reasoning
         self._pieces: list[str] = []
+        self._reasoning: list[str] = []
         self._prompt_passed = False
 
     @property
@@ -292,11 +361,21 @@ class Pieces(BaseStreamer):
         """The text put so far."""
         return "".join(self._pieces)
 
+    @property
+    def sent_reasoning(self) -> str:
+        """The reasoning put so far."""
+        return "".join(self._reasoning)
+
     def put(self, value: torch.Tensor) -> None:
         """Take the prompt (ignored), then new tokens."""
         if not self._prompt_passed:
             self._prompt_passed = True
-        elif piece := self._text.feed(value.flatten().tolist()):
+            return
+        piece = self._text.feed(value.flatten().tolist())
+        if self._text.reasoning and self._put_reasoning is not None:
+            self._put_reasoning(self._text.reasoning)
+            self._reasoning.append(self._text.reasoning)
+        if piece:
             self._put(piece)
             self._pieces.append(piece)
 

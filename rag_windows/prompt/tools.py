@@ -19,6 +19,8 @@ from pydantic_core import from_json
 from rag_windows.errors import PromptError, ToolsUnsupportedError
 from rag_windows.prompt.answer_form import alike, available, call_grammar
 from rag_windows.prompt.conversation import Conversation, ToolCall, check_tools, malformed
+from rag_windows.prompt.detokenize import Detokenizer
+from rag_windows.prompt.reasoning import ReasoningFormat
 from rag_windows.results import Generation
 
 _NAME, _KEY, _VALUE, _RESULT = "probe_tool", "probe_key", "probe_value", "probe_result"
@@ -40,7 +42,6 @@ _WRITTEN = re.compile(
     rf'((?:\[\s*)?\{{\s*"name":\s*"){_NAME}(",\s*"(?:arguments|parameters)":)'
     rf'\s*\{{\s*"{_KEY}":\s*"{_VALUE}"\s*\}}[^]}}]*\}}(?:\s*\])?'
 )
-_REASONING = "<think>", "</think>"
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +89,8 @@ class ToolFormat:
                 f'JSON such as {{"name": ..., "arguments": {{...}}}}. {_ADVICE}'
             )
         begin, end = written[: head.start()], written[head.end() :]
-        thinks = shown.rfind(_REASONING[0]) > shown.rfind(_REASONING[1])
+        reasoning = ReasoningFormat.of(tokenizer, template_kwargs)
+        thinks = reasoning is not None and reasoning.after(shown).parts().thought
         opening = None if thinks else begin.lstrip() + head[1]
         return cls(begin.strip(), end.strip(), opening, head[2])
 
@@ -100,10 +102,10 @@ class ToolFormat:
         calls["open_pattern"] = rf"\s*{re.escape(self.begin)}" if self.begin else r"\A\s*(?=[\[{])"
         if self.end:
             calls["close"] = self.end
-        think, said = _REASONING
-        reasoning = {**joined, "open": think, "close": said}
-        fields = {"tool_calls": calls, "content": joined, "reasoning_content": reasoning}
-        return {"start_anchor_pattern": r"\A", "fields": fields}
+        return {
+            "start_anchor_pattern": r"\A",
+            "fields": {"tool_calls": calls, "content": joined},
+        }
 
 
 def _check_shown(what: str, probe: str, rendered: str) -> None:
@@ -139,8 +141,9 @@ class ToolAnswer:
 class AnswerReader:
     """Puts the tools of one request into its query and reads the calls out of its answer.
 
-    Without tools, query and answer pass through. `forced` names tools of which one is to be called.
-    Not for several threads at once.
+    The answer's reasoning is `Generation.reasoning`, and that of a stream `Chunk.reasoning`, with
+    and without tools. Without tools, query and text pass through. `forced` names tools
+    of which one is to be called. Not for several threads at once.
     """
 
     def __init__(
@@ -154,10 +157,9 @@ class AnswerReader:
         self._form = form
         self._tools = tools
         self._forced = forced
-        self._prefix = self._opening = ""
+        self._opening = ""
         self._markers: set[int] = set()
         if form is not None:
-            self._prefix = _REASONING[0] if form.opening is None else ""
             if forced:
                 if form.opening is None:
                     raise ToolsUnsupportedError(
@@ -167,9 +169,10 @@ class AnswerReader:
                     )
                 named = f"{forced[0]}{form.middle}" if len(forced) == 1 else ""
                 self._opening = form.opening + named
-            written = "".join((form.begin, form.end, *_REASONING))
-            special = zip(tokenizer.all_special_tokens, tokenizer.all_special_ids, strict=True)
-            self._markers = {id_ for token, id_ in special if str(token) in written}
+            written = form.begin + form.end
+            added = tokenizer.added_tokens_decoder.items()
+            special = {id_: str(token) for id_, token in added if token.special}
+            self._markers = {id_ for id_, token in special.items() if token in written}
         self._restart()
 
     @classmethod
@@ -223,14 +226,18 @@ class AnswerReader:
         listed = self._opening.removeprefix(form.begin).lstrip().startswith("[")
         return call_grammar(calls, "}]" if listed else "}")
 
-    def query(self, messages: Sequence[Mapping[str, Any]]) -> Conversation:
-        """The query for the engine; messages as `Conversation.of` takes them."""
-        query = Conversation.of(messages, tools=self._tools, opening=self._opening)
-        if query.continued:
-            # No generation prompt has opened anything, such as reasoning.
-            self._prefix = ""
-            self._restart()
-        return query
+    def query(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        template_kwargs: Mapping[str, Any] | None = None,
+    ) -> Conversation:
+        """The query for the engine; messages and variables as `Conversation.of` takes them."""
+        return Conversation.of(
+            messages,
+            tools=self._tools,
+            opening=self._opening,
+            template_kwargs=template_kwargs,
+        )
 
     def feed(self, text: str) -> str:
         """Take a chunk of a stream; give what of it is text and no call, nor may become one.
@@ -245,7 +252,7 @@ class AnswerReader:
         """The end of a stream whose chunks were all fed: the rest of the text, and the calls."""
         form = self._form
         if form is None:
-            return ToolAnswer("")
+            return ToolAnswer("", generation.reasoning)
         shown = _text(self._parser.feed(self._decode(generation))) if self._markers else ""
         message, events = self._parser.finalize()
         shown += _text(events)
@@ -257,10 +264,9 @@ class AnswerReader:
             except PromptError as error:
                 broken.append(BrokenCall(written, str(error)))
         if not form.begin and broken and not self._opening:
-            return ToolAnswer(generation.text)
+            return ToolAnswer(generation.text, generation.reasoning)
         rest = shown if shown.strip() or not (calls or broken) else ""
-        reasoning = str(message.get("reasoning_content", ""))
-        return ToolAnswer(rest, reasoning, tuple(calls), tuple(broken))
+        return ToolAnswer(rest, generation.reasoning, tuple(calls), tuple(broken))
 
     def whole(self, generation: Generation) -> ToolAnswer:
         """An answer of which nothing was fed; one of several, where there are alternatives."""
@@ -272,16 +278,16 @@ class AnswerReader:
     def _restart(self) -> None:
         if self._form is not None:
             self._parser = self._tokenizer.get_response_parser(
-                self._form.response_template, prefix=self._prefix + self._opening
+                self._form.response_template, prefix=self._opening
             )
 
     def _decode(self, generation: Generation) -> str:
         """The answer's text with the markers of calls in it, cut where the generation was."""
-        hidden = set(self._tokenizer.all_special_ids) - self._markers
-        ids = [token for token in generation.token_ids if token not in hidden]
-        exact = {"clean_up_tokenization_spaces": False}
-        text = str(self._tokenizer.decode(ids, skip_special_tokens=False, **exact))
-        plain = str(self._tokenizer.decode(ids, skip_special_tokens=True, **exact))
+        ids = generation.token_ids[generation.usage.reasoning_tokens :]
+        text = Detokenizer(self._tokenizer, self._markers).text(ids)
+        plain = Detokenizer(self._tokenizer).text(ids)
+        if generation.usage.reasoning_tokens:
+            text, plain = text.lstrip(), plain.lstrip()
         if plain.startswith(generation.text):
             text = text.removesuffix(plain[len(generation.text) :])
         return text

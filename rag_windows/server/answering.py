@@ -128,11 +128,13 @@ class Piece:
         index: of the answer that it belongs to.
         text: which comes next; empty where nothing has been written yet.
         answered: with the last piece of an answer, all else.
+        reasoning: which comes next, before the text.
     """
 
     index: int
     text: str
     answered: Answered | None = None
+    reasoning: str = ""
 
 
 class Line:
@@ -327,10 +329,11 @@ class Answering:
             text = call.reader.feed(chunk.text)
             length += len(text)
             if chunk.generation is None:
-                return [Piece(index, text)] if text else []
+                said = text or chunk.reasoning
+                return [Piece(index, text, reasoning=chunk.reasoning)] if said else []
             rest = call.reader.last(chunk.generation)
             answered = _answered(index, call, asked, rest, chunk.generation, length)
-            return [Piece(index, text + answered.text, answered)]
+            return [Piece(index, text + answered.text, answered, chunk.reasoning)]
 
         timeout, begun = self._settings.timeout_s, [Piece(index, "")]
         return self._calls.stream_async(lambda: call, read, timeout=timeout, begun=begun)
@@ -351,9 +354,10 @@ class Answering:
         for index in range(asked.n):
             with _naming("tools", InputError):
                 tools = asked.tools or None
-                reader = AnswerReader.of(lm.tokenizer, lm.template_kwargs, tools, asked.tool_choice)
+                variables = {**lm.template_kwargs, **asked.template_kwargs}
+                reader = AnswerReader.of(lm.tokenizer, variables, tools, asked.tool_choice)
             with _naming(asked.param, InputError):
-                query = reader.query(asked.messages)
+                query = reader.query(asked.messages, asked.template_kwargs)
             options = asked.generate_options(index)
             if (grammar := reader.grammar()) is not None:
                 options["grammar"] = grammar

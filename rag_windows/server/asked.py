@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
@@ -15,6 +16,7 @@ from rag_windows.integration import (
     call_entry,
     check_schema,
     guard_of,
+    knows_variable,
     method_of,
     sampling_options,
 )
@@ -41,6 +43,7 @@ class Asked:
         tools, tool_choice, parallel: as `rag_windows.integration.AnswerReader` takes them; without
             ``parallel`` an answer makes one call at most.
         strict: the field that says that arguments of calls must be held to the tool's schema.
+        template_kwargs: variables of the chat template, over the model's own.
         n: how many answers.
         user: whom the client asks for, for the log.
         param: the request's field with the messages, which errors name.
@@ -57,6 +60,7 @@ class Asked:
     tool_choice: Any = None
     parallel: bool = True
     strict: str | None = None
+    template_kwargs: dict[str, Any] = field(default_factory=dict)
     n: int = 1
     user: str | None = None
     param: str = "messages"
@@ -204,13 +208,33 @@ def documents_of(body: Body, settings: Settings) -> docs.Documents:
     """The documents beside the messages."""
     found = docs.Documents()
     found.add("documents", docs.passages_in(body.documents, "documents"))
-    for name, value in (body.chat_template_kwargs or {}).items():
-        if name != "documents":
-            told = "is the operator's to set; requests may give documents alone."
-            raise refused(f"chat_template_kwargs.{name}", told)
+    if (given := (body.chat_template_kwargs or {}).get("documents")) is not None:
         param = "chat_template_kwargs.documents"
-        found.add(param, docs.passages_in(value, param))
+        found.add(param, docs.passages_in(given, param))
     return found
+
+
+_WORD = re.compile(r"[\w.:-]{1,64}", re.ASCII)
+"""A text in a variable of the chat template, which writes it as its own: no markup fits in."""
+
+
+def template_kwargs(body: Body, lm: WindowedLM, settings: Settings) -> dict[str, Any]:
+    """The variables of the chat template that a request sets, beside its documents."""
+    given = dict(body.chat_template_kwargs or {})
+    given.pop("documents", None)
+    for name, value in given.items():
+        param = f"chat_template_kwargs.{name}"
+        if "chat_template_kwargs" not in settings.allow:
+            told = "requests may set nothing but documents there on this server. Leave it out."
+            raise refused(param, told, "denied")
+        if name == "chat_template" or not knows_variable(lm.tokenizer, lm.template_kwargs, name):
+            told = "is no variable of this model's chat template. Leave it out."
+            raise refused(param, told)
+        plain = isinstance(value, bool | int | float) or value is None
+        if not (plain or (isinstance(value, str) and _WORD.fullmatch(value))):
+            told = "must be true, false, a number or one word."
+            raise refused(param, told, "invalid_value")
+    return given
 
 
 def top_k(body: Body, brought: bool, retriever: object | None, settings: Settings) -> int:
@@ -231,8 +255,18 @@ def top_k(body: Body, brought: bool, retriever: object | None, settings: Setting
 _ROLES = {"developer": "system"} | {role: role for role in ("system", "user", "assistant", "tool")}
 _TEXT_PARTS = ("text", "input_text", "output_text")
 _MESSAGE = {"role", "content", "name", "tool_calls", "tool_call_id", "artifact", "refusal"}
-_SILENT = {"annotations", "citations", "rag", "reasoning_content"}
+_SILENT = {"annotations", "citations", "rag", "reasoning_content", "reasoning", "parsed"}
 """What clients send back of an earlier answer beside what the assistant said."""
+
+_HINTS = {"cache_control"}
+"""What clients send to every server. It is true here without it: passages are always cached."""
+
+
+def check_names(given: Mapping[str, Any], known: Iterable[str], place: str) -> None:
+    """Refuse keys of a request that are not known, unless their value is null."""
+    for name in given.keys() - {*known, *_HINTS}:
+        if given[name] is not None:
+            raise refused(f"{place}.{name}", "is not known here.", "unknown_parameter")
 
 
 def messages_of(
@@ -256,10 +290,7 @@ def messages_of(
         if role is None:
             told = f"must be one of {', '.join(_ROLES)}."
             raise refused(f"{place}.role", told, "invalid_value")
-        for name, value in message.items():
-            silent = value is None or (name in _SILENT and role == "assistant")
-            if name not in _MESSAGE and not silent:
-                raise refused(f"{place}.{name}", "is not known here.", "unknown_parameter")
+        check_names(message, _MESSAGE | (_SILENT if role == "assistant" else set()), place)
         call_id, made = message.get("tool_call_id"), message.get("tool_calls")
         if not isinstance(call_id, str | None):
             raise refused(f"{place}.tool_call_id", "must be a text.", "invalid_type")
@@ -303,6 +334,9 @@ def _call(given: object, place: str) -> dict[str, Any]:
     function = call.get("function")
     if call.get("type", "function") != "function" or not isinstance(function, Mapping):
         raise refused(f"{place}.tool_calls", "must be calls of functions.")
+    check_names(call, ("id", "type", "function", "index"), f"{place}.tool_calls[]")
+    names = ("name", "arguments", "parsed_arguments")
+    check_names(function, names, f"{place}.tool_calls[].function")
     return call_entry(str(function.get("name")), function.get("arguments"), call.get("id"))
 
 
@@ -319,6 +353,7 @@ def _text(content: object, role: str, found: docs.Documents, param: str) -> str:
         place = f"{param}[{index}]"
         kind = part.get("type") if isinstance(part, Mapping) else None
         if kind in _TEXT_PARTS and isinstance(part.get("text"), str):
+            check_names(part, ("type", "text", "annotations", "logprobs"), place)
             texts.append(part["text"])
         elif kind == "refusal" and role == "assistant":
             texts.append(str(part.get("refusal") or ""))
@@ -344,6 +379,7 @@ def tools_of(
         if tool.get("type") != "function" or not isinstance(function, Mapping):
             told = f"tools of type {tool.get('type')!r} can't be called here. Give functions."
             raise refused(f"tools[{index}]", told)
+        check_names(tool, ("type", "function"), f"tools[{index}]")
         strict = strict or bool(function.get("strict"))
         shown = {name: value for name, value in function.items() if name != "strict"}
         read.append({"type": "function", "function": shown})

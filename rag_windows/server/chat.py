@@ -113,6 +113,7 @@ def read(body: ChatBody, served: Served) -> Asked:
         tool_choice=choice,
         parallel=body.parallel_tool_calls is not False,
         strict="tools[].function.strict" if strict else None,
+        template_kwargs=asked.template_kwargs(body, lm, settings),
         n=n,
         user=asked.user_of(body),
     )
@@ -148,6 +149,9 @@ def usage(answers: Sequence[Answered]) -> dict[str, Any]:
         "completion_tokens": written,
         "total_tokens": first.prompt_tokens + written,
         "prompt_tokens_details": {"cached_tokens": first.cached_tokens},
+        "completion_tokens_details": {
+            "reasoning_tokens": sum(one.generation.usage.reasoning_tokens for one in answers)
+        },
     }
 
 
@@ -213,8 +217,10 @@ class Shape:
             if piece.index not in begun:
                 begun.add(piece.index)
                 delta["role"] = "assistant"
-            if piece.text or delta:
+            if piece.text or (delta and not piece.reasoning):
                 delta["content"] = piece.text
+            if piece.reasoning:
+                delta["reasoning_content"] = piece.reasoning
             choice: dict[str, Any] = {"index": piece.index, "delta": delta, "finish_reason": None}
             if (answered := piece.answered) is not None:
                 answers.append(answered)
@@ -230,8 +236,6 @@ class Shape:
                 if answered.calls:
                     calls = enumerate(answered.calls)
                     delta["tool_calls"] = [{"index": index, **call} for index, call in calls]
-                if answered.reasoning:
-                    delta["reasoning_content"] = answered.reasoning
             yield self._event([choice], None)
         if self._usage:
             yield self._event([], usage(sorted(answers, key=lambda one: one.index)))

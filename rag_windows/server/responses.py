@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from fastapi import APIRouter, Request
@@ -119,6 +119,7 @@ def read(body: ResponsesBody, served: Served) -> Asked:
         tool_choice=choice,
         parallel=body.parallel_tool_calls is not False,
         strict="tools[].strict" if strict else None,
+        template_kwargs=asked.template_kwargs(body, lm, settings),
         user=asked.user_of(body),
         param="input",
     )
@@ -128,12 +129,6 @@ def _numbered(given: Sequence[Any] | None) -> Iterator[tuple[int, Any]]:
     return enumerate(given or ())
 
 
-def _check_names(given: Mapping[str, Any], known: Iterable[str], place: str) -> None:
-    for name in given.keys() - {"type", *known}:
-        if given[name] is not None:
-            raise refused(f"{place}.{name}", "is not known here.", "unknown_parameter")
-
-
 _FUNCTION = ("name", "description", "parameters", "strict")
 
 
@@ -141,7 +136,7 @@ def _definition(tool: Mapping[str, Any], place: str) -> dict[str, Any]:
     """A function in the form of chat completions; other tools as they are, for their refusal."""
     if tool.get("type") != "function":
         return dict(tool)
-    _check_names(tool, _FUNCTION, place)
+    asked.check_names(tool, ("type", *_FUNCTION), place)
     function = {name: tool[name] for name in _FUNCTION if tool.get(name) is not None}
     return {"type": "function", "function": function}
 
@@ -181,7 +176,7 @@ def _turns(body: ResponsesBody) -> tuple[list[dict[str, Any]], list[str]]:
             messages.append(_result(item, place))
         elif kind == "reasoning":
             # Of a turn that is over: chat templates leave it out, too.
-            _check_names(item, ("id", "summary", "content", "status"), place)
+            asked.check_names(item, ("type", "id", "summary", "content", "status"), place)
             continue
         else:
             told = (
@@ -195,16 +190,11 @@ def _turns(body: ResponsesBody) -> tuple[list[dict[str, Any]], list[str]]:
 
 def _message(item: Mapping[str, Any], place: str) -> dict[str, Any]:
     # An earlier answer comes back with all that it had.
-    _check_names(item, ("id", "status", "phase", "role", "content"), place)
+    asked.check_names(item, ("type", "id", "status", "phase", "role", "content"), place)
     message = {"role": item.get("role"), "content": item.get("content")}
     if message["role"] == "tool":
         told = "must not be tool. Send an item of type function_call_output."
         raise refused(f"{place}.role", told, "invalid_value")
-    content = message["content"]
-    for index, part in _numbered(content if isinstance(content, list) else None):
-        if isinstance(part, Mapping) and part.get("type") in ("input_text", "output_text"):
-            known = ("text", "annotations", "logprobs")
-            _check_names(part, known, f"{place}.content[{index}]")
     return message
 
 
@@ -216,21 +206,21 @@ def _text_of(item: Mapping[str, Any], name: str, place: str) -> str:
 
 
 def _call(item: Mapping[str, Any], place: str) -> dict[str, Any]:
-    _check_names(item, ("id", "status", "call_id", "name", "arguments"), place)
+    asked.check_names(item, ("type", "id", "status", "call_id", "name", "arguments"), place)
     names = ("name", "arguments")
     function = {name: _text_of(item, name, place) for name in names}
     return {"type": "function", "id": _text_of(item, "call_id", place), "function": function}
 
 
 def _result(item: Mapping[str, Any], place: str) -> dict[str, Any]:
-    _check_names(item, ("id", "status", "call_id", "output", "artifact"), place)
+    asked.check_names(item, ("type", "id", "status", "call_id", "output", "artifact"), place)
     output = item.get("output")
     if isinstance(output, list):
         for index, part in enumerate(output):
             if not isinstance(part, Mapping) or part.get("type") != "input_text":
                 told = "only texts can be read. Give parts of type input_text."
                 raise refused(f"{place}.output[{index}]", told, "invalid_value")
-            _check_names(part, ("text",), f"{place}.output[{index}]")
+            asked.check_names(part, ("type", "text"), f"{place}.output[{index}]")
     else:
         output = _text_of(item, "output", place)
     call_id = _text_of(item, "call_id", place)
@@ -244,18 +234,14 @@ def _new_id(kind: str) -> str:
     return f"{kind}_{secrets.token_hex(12)}"
 
 
-def _usage(answered: Answered, served: Served) -> types.ResponseUsage:
+def _usage(answered: Answered) -> types.ResponseUsage:
     usage = answered.generation.usage
-    reasoning = 0
-    if answered.reasoning:
-        own = served.lm.tokenizer(answered.reasoning, add_special_tokens=False)
-        reasoning = len(own["input_ids"])
     # OpenAI's cache_write_tokens are not counted here, and a number that is made up is not told.
     return types.ResponseUsage(
         input_tokens=usage.prompt_tokens,
         input_tokens_details=InputTokensDetails.model_construct(cached_tokens=usage.cached_tokens),
         output_tokens=usage.completion_tokens,
-        output_tokens_details=OutputTokensDetails(reasoning_tokens=reasoning),
+        output_tokens_details=OutputTokensDetails(reasoning_tokens=usage.reasoning_tokens),
         total_tokens=usage.prompt_tokens + usage.completion_tokens,
     )
 
@@ -272,7 +258,7 @@ class Shape:
     def __init__(
         self, body: ResponsesBody, question: Asked, request_id: str, served: Served
     ) -> None:
-        self._served, self._request_id = served, request_id
+        self._request_id = request_id
         self._told = 0
         settings = served.settings
         config: Any = served.lm.model.generation_config
@@ -331,7 +317,7 @@ class Shape:
             completed_at=None if cut else int(time.time()),
             incomplete_details={"reason": "max_output_tokens"} if cut else None,
             output=output,
-            usage=_usage(answered, self._served),
+            usage=_usage(answered),
             citations=answered.citations,
             rag=answered.rag,
         )
@@ -344,36 +330,61 @@ class Shape:
         begun = self._response()
         yield self._event(types.ResponseCreatedEvent, response=begun)
         yield self._event(types.ResponseInProgressEvent, response=begun)
+        thought: dict[str, Any] | None = None
         item: dict[str, Any] | None = None
-        text = ""
+        reasoning = text = ""
         try:
             async for piece in pieces:
+                reasoning += piece.reasoning
                 text += piece.text
+                if piece.reasoning:
+                    if thought is None:
+                        thought = _reasoning_item("", "in_progress")
+                        for one in self._opened(thought, 0):
+                            yield one
+                    yield self._delta(thought, 0, piece.reasoning)
                 if piece.answered is not None:
-                    for one in self._ended(piece.answered, text, piece.text, item):
+                    for one in self._ended(piece.answered, text, piece.text, item, thought):
                         yield one
                     continue
-                if item is None:
+                if piece.text and item is None:
+                    if thought is not None:
+                        for one in self._reasoned(
+                            _reasoning_item(reasoning, "completed", thought["id"])
+                        ):
+                            yield one
                     item = _message_item("", "in_progress")
-                    for one in self._opened(item, 0):
+                    for one in self._opened(item, int(thought is not None)):
                         yield one
-                yield self._delta(item, 0, piece.text)
+                if piece.text and item is not None:
+                    yield self._delta(item, int(thought is not None), piece.text)
         except Exception as error:  # noqa: BLE001 - told to the client, and logged
             told = errors.answered(error, self._request_id)
-            output = [] if item is None else [_message_item(text, "incomplete", item["id"])]
+            output = []
+            if thought is not None:
+                status = "incomplete" if item is None else "completed"
+                output.append(_reasoning_item(reasoning, status, thought["id"]))
+            if item is not None:
+                output.append(_message_item(text, "incomplete", item["id"]))
             for one in self._failed(told, output):
                 yield one
         # Open Responses asks for it; OpenAI's own clients stop at it.
         yield "data: [DONE]\n\n"
 
     def _ended(
-        self, answered: Answered, text: str, last: str, begun: dict[str, Any] | None
+        self,
+        answered: Answered,
+        text: str,
+        last: str,
+        begun: dict[str, Any] | None,
+        thought: dict[str, Any] | None,
     ) -> Iterator[str]:
         """What is left to tell when all is known.
 
-        ``begun`` is the message whose text was streamed, but for its ``last`` piece.
+        ``begun`` is the message whose text was streamed, but for its ``last`` piece; ``thought`` is
+        the item of the reasoning, which ended when the message began.
         """
-        output = _items(answered, text, begun)
+        output = _items(answered, text, begun, thought)
         for index, item in enumerate(output):
             if item["type"] == "message":
                 if begun is None:
@@ -382,7 +393,8 @@ class Shape:
                     yield self._delta(item, index, last)
                 yield from self._closed(item, index)
             elif item["type"] == "reasoning":
-                yield from self._reasoned(item, index)
+                if begun is None:
+                    yield from self._reasoned(item)
             else:
                 yield from self._called(item, index)
         kind: type[BaseModel] = types.ResponseCompletedEvent
@@ -419,12 +431,10 @@ class Shape:
         )
 
     def _delta(self, item: dict[str, Any], index: int, text: str) -> str:
-        return self._event(
-            types.ResponseTextDeltaEvent,
-            delta=text,
-            logprobs=[],
-            **_place(item, index, content=True),
-        )
+        place = _place(item, index, content=True)
+        if item["type"] == "reasoning":
+            return self._event(types.ResponseReasoningTextDeltaEvent, delta=text, **place)
+        return self._event(types.ResponseTextDeltaEvent, delta=text, logprobs=[], **place)
 
     def _closed(self, item: dict[str, Any], index: int) -> Iterator[str]:
         place = _place(item, index, content=True)
@@ -441,14 +451,12 @@ class Shape:
         yield self._event(types.ResponseContentPartDoneEvent, part=part, **place)
         yield self._event(types.ResponseOutputItemDoneEvent, item=item, output_index=index)
 
-    def _reasoned(self, item: dict[str, Any], index: int) -> Iterator[str]:
-        place = _place(item, index, content=True)
+    def _reasoned(self, item: dict[str, Any]) -> Iterator[str]:
+        place = _place(item, 0, content=True)
         (part,) = item["content"]
-        yield from self._opened(item, index)
-        yield self._event(types.ResponseReasoningTextDeltaEvent, delta=part["text"], **place)
         yield self._event(types.ResponseReasoningTextDoneEvent, text=part["text"], **place)
         yield self._event(types.ResponseContentPartDoneEvent, part=part, **place)
-        yield self._event(types.ResponseOutputItemDoneEvent, item=item, output_index=index)
+        yield self._event(types.ResponseOutputItemDoneEvent, item=item, output_index=0)
 
     def _called(self, item: dict[str, Any], index: int) -> Iterator[str]:
         place, arguments = _place(item, index), item["arguments"]
@@ -476,33 +484,41 @@ def _message_item(text: str, status: str, identity: str | None = None) -> dict[s
     }
 
 
-def _items(
-    answered: Answered, text: str, begun: dict[str, Any] | None = None
-) -> list[dict[str, Any]]:
-    """The items of an answer.
+def _reasoning_item(text: str, status: str, identity: str | None = None) -> dict[str, Any]:
+    return {
+        "id": identity or _new_id("rs"),
+        "type": "reasoning",
+        "status": status,
+        "summary": [],
+        "content": [{"type": "reasoning_text", "text": text}],
+    }
 
-    A stream knows the reasoning at its end alone: there it stands behind a message that has begun.
+
+def _items(
+    answered: Answered,
+    text: str,
+    begun: dict[str, Any] | None = None,
+    thought: dict[str, Any] | None = None,
+) -> list[dict[str, Any]]:
+    """The items of an answer: reasoning, message, calls.
+
+    ``begun`` and ``thought`` are those of a stream that were begun already.
     """
     items: list[dict[str, Any]] = []
     if answered.reasoning:
-        part = {"type": "reasoning_text", "text": answered.reasoning}
-        items.append(
-            {
-                "id": _new_id("rs"),
-                "type": "reasoning",
-                "status": "completed",
-                "summary": [],
-                "content": [part],
-            }
-        )
-    if text or not answered.calls:
+        # With no text behind it, an answer that was cut was cut within the reasoning.
+        cut = answered.finish_reason == "length" and not text
+        identity = None if thought is None else thought["id"]
+        status = "incomplete" if cut else "completed"
+        items.append(_reasoning_item(answered.reasoning, status, identity))
+    if text or not (answered.calls or answered.reasoning):
         status = "incomplete" if answered.finish_reason == "length" else "completed"
         message = _message_item(text, status, None if begun is None else begun["id"])
         message["content"][0] |= {
             "annotations": [{"type": "url_citation", **one} for one in answered.annotations],
             "logprobs": [_logprob(one) for one in answered.logprobs or ()],
         }
-        items.insert(len(items) if begun is None else 0, message)
+        items.append(message)
     for call in answered.calls:
         items.append(
             {

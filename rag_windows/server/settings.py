@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field
 
-PerRequest = Literal["method", "rag_temperature", "link_tokens", "fallback"]
+PerRequest = Literal["method", "rag_temperature", "link_tokens", "fallback", "chat_template_kwargs"]
 
 
 class Settings(BaseModel):
@@ -51,9 +51,7 @@ class Settings(BaseModel):
     system: str | None = None
     top_k: int = Field(default=8, ge=1)
     most_top_k: int = Field(default=64, ge=1)
-    allow: frozenset[PerRequest] = frozenset(
-        ("method", "rag_temperature", "link_tokens", "fallback")
-    )
+    allow: frozenset[PerRequest] = frozenset(get_args(PerRequest))
     methods: frozenset[str] | None = None
     parse_sources: bool = False
     new_tokens: int = Field(default=512, ge=1)

@@ -583,11 +583,15 @@ async def test_reasoning() -> None:
     assert thought["type"] == "reasoning"
     assert thought["content"] == [{"type": "reasoning_text", "text": "Two and three."}]
     assert message["content"][0]["text"] == "Five."
-    assert whole["usage"]["output_tokens_details"]["reasoning_tokens"] == len("Two and three.")
+    assert whole["usage"]["output_tokens_details"]["reasoning_tokens"] == len(
+        "Two and three.</think>"
+    )
     streamed = told[-1]["response"]["output"]
-    assert sorted(one["type"] for one in streamed) == ["message", "reasoning"]
-    (delta,) = [one for one in told if one["type"] == "response.reasoning_text.delta"]
-    assert delta["delta"] == "Two and three."
+    assert [one["type"] for one in streamed] == ["reasoning", "message"]
+    deltas = [one for one in told if one["type"] == "response.reasoning_text.delta"]
+    assert "".join(delta["delta"] for delta in deltas) == "Two and three."
+    (delta, *_) = deltas
+    assert len(deltas) > 1
     assert streamed[delta["output_index"]]["id"] == delta["item_id"]
 
 

@@ -233,6 +233,9 @@ class BaseWindowModel(ModelOptions):
         return [self._generation(as_message(call, one)) for one in made]
 
     def _read_chunk(self, call: ModelCall, chunk: Chunk) -> Iterator[Any]:
+        if chunk.reasoning:
+            thought = {"reasoning_content": chunk.reasoning}
+            yield self._generation(AIMessageChunk(content="", additional_kwargs=thought))
         text = call.reader.feed(chunk.text)
         if text:
             yield self._generation(AIMessageChunk(content=text))

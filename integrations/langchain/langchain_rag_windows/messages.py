@@ -25,7 +25,7 @@ from typing import Any, cast
 from langchain_core.documents import Document
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage, ChatMessage, ToolMessage
 from langchain_core.messages import content as types
-from langchain_core.messages.ai import InputTokenDetails, UsageMetadata
+from langchain_core.messages.ai import InputTokenDetails, OutputTokenDetails, UsageMetadata
 from langchain_core.messages.block_translators import register_translator
 from langchain_core.messages.tool import invalid_tool_call, tool_call
 from langchain_core.prompts import StringPromptTemplate
@@ -313,12 +313,15 @@ def as_message(call: ModelCall, generation: Generation, *, streamed: bool = Fals
             invalid_tool_call(name=None, args=broken.text, id=None, error=broken.error)
             for broken in answer.broken
         ],
-        "additional_kwargs": ({"reasoning_content": answer.reasoning} if answer.reasoning else {}),
+        "additional_kwargs": (
+            {"reasoning_content": answer.reasoning} if answer.reasoning and not streamed else {}
+        ),
         "usage_metadata": UsageMetadata(
             input_tokens=usage.prompt_tokens,
             output_tokens=usage.completion_tokens,
             total_tokens=usage.prompt_tokens + usage.completion_tokens,
             input_token_details=InputTokenDetails(cache_read=usage.cached_tokens),
+            output_token_details=OutputTokenDetails(reasoning=usage.reasoning_tokens),
         ),
         "response_metadata": metadata,
     }
@@ -328,14 +331,14 @@ def as_message(call: ModelCall, generation: Generation, *, streamed: bool = Fals
 def translate_content(message: AIMessage) -> list[types.ContentBlock]:
     """Blocks of an answer: reasoning, the text with citations, calls of tools.
 
-    A piece of a stream is text alone; the others come whole, at its end.
+    A piece of a stream is reasoning or text; the others come whole, at its end.
     """
     if not isinstance(message.content, str):
         raise NotImplementedError  # LangChain reads lists of blocks itself
     metadata = message.response_metadata
     blocks: list[Any] = []
     ended = not isinstance(message, AIMessageChunk) or message.chunk_position == "last"
-    if ended and (reasoning := message.additional_kwargs.get("reasoning_content")):
+    if reasoning := message.additional_kwargs.get("reasoning_content"):
         blocks.append({"type": "reasoning", "reasoning": reasoning})
     cited = [entry for entry in metadata.get("citations", ()) if entry["cited"]]
     if message.content or cited:

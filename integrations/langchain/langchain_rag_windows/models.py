@@ -128,8 +128,9 @@ class RagWindows(BaseWindowModel, BaseLLM):  # type: ignore[misc]  # the first a
     def _generation(self, message: AIMessage) -> Generation:
         kind = GenerationChunk if isinstance(message, AIMessageChunk) else Generation
         known = {**message.response_metadata, "usage_metadata": message.usage_metadata}
-        info = known if message.response_metadata else None
-        return kind(text=str(message.content), generation_info=info)
+        info = known if message.response_metadata else {}
+        info |= message.additional_kwargs
+        return kind(text=str(message.content), generation_info=info or None)
 
 
 class StructuredModel(RunnableLambda[LanguageModelInput, Any]):
@@ -196,7 +197,6 @@ class ChatRagWindows(BaseWindowModel, BaseChatModel):  # type: ignore[misc]  # t
             template_kwargs=self.template_kwargs,
             **here,
         )
-        template = str(getattr(source.tokenizer(), "chat_template", ""))
         tools, limit = source.tool_format(), position_limit(source.config())
         others = ("image", "audio", "video")
         told: Any = {
@@ -204,7 +204,7 @@ class ChatRagWindows(BaseWindowModel, BaseChatModel):  # type: ignore[misc]  # t
             **{f"{kind}_{way}": False for kind in others for way in ("inputs", "outputs")},
             # One prompt has to fit them; documents do not count together.
             **({} if limit is None else {"max_input_tokens": limit}),
-            "reasoning_output": "<think>" in template,
+            "reasoning_output": source.reasons(),
             "tool_calling": tools is not None,
             "tool_choice": tools is not None and tools.opening is not None,
             # With tools an agent would bind both, and an answer held to a schema calls no tool.

@@ -5,10 +5,10 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import pytest
-from llama_index.core import Settings, get_response_synthesizer
+from llama_index.core import Settings, SummaryIndex, get_response_synthesizer
 from llama_index.core.chat_engine import (
     CondensePlusContextChatEngine,
     CondenseQuestionChatEngine,
@@ -19,6 +19,7 @@ from llama_index.core.memory import ChatMemoryBuffer
 from llama_index.core.query_engine import CitationQueryEngine, RetrieverQueryEngine
 from llama_index.core.response_synthesizers import BaseSynthesizer
 from llama_index.core.schema import MetadataMode
+from pydantic import BaseModel, ConfigDict, Field
 
 from llama_index.llms.rag_windows import (
     ATTENTION_MASS,
@@ -30,6 +31,7 @@ from llama_index.llms.rag_windows import (
     WindowSynthesizer,
 )
 from rag_windows import InputError, RagWindowsError
+from tests import tool_models as tools
 from tests.integrations.cases import PLACES, Case, case, one_window_each, reader
 from tests.integrations.llama_index.asking import (
     BARE,
@@ -287,3 +289,66 @@ def test_a_long_conversation_is_cut_to_what_a_prompt_holds(kind: Any) -> None:
     turn = sizes[1] - sizes[0]
     assert sizes[:3] == [sizes[0], sizes[0] + turn, sizes[0] + 2 * turn], "it remembers"
     assert max(sizes) == max(sizes[:6]) < 1024 / 2, "and is cut to half a window"
+
+
+class Town(BaseModel):
+    """A small answer of a given form."""
+
+    name: Literal["Sulava", "Birholm"]
+    year: Literal[1861, 1905]
+
+
+@pytest.mark.parametrize("way", ["sync", "async"])
+@pytest.mark.parametrize("beside", [True, False])
+def test_an_object_is_held_to_its_class(way: str, beside: bool) -> None:
+    pytest.importorskip("llguidance")
+    model = RagWindowsLLM(model=tools.model(), tokenizer=tools.tokenizer("hermes"))
+    found = ListRetriever(nodes("One.", "Two."))
+    own: Any = {} if beside else {"output_cls": Town}
+    engine = RetrieverQueryEngine.from_args(
+        found,
+        llm=model,
+        response_synthesizer=WindowSynthesizer(model, **own),
+        output_cls=Town if beside else None,
+    )
+    _, response, _ = ask(engine, "query", way, "Where and when?")
+    assert isinstance(response.response, Town)
+
+
+def test_an_object_whose_schema_cannot_be_held_is_read_as_it_comes() -> None:
+    class Odd(BaseModel):
+        model_config = ConfigDict(regex_engine="python-re")
+        name: str = Field(pattern="(?!a)b")
+
+    lm = scripted("hermes", '{"name": "b"}')
+    found = WindowSynthesizer(RagWindowsLLM(lm=lm), output_cls=Odd)
+    response: Any = found.synthesize("Who?", nodes("One."))
+    assert response.response == Odd(name="b")
+
+
+@pytest.mark.parametrize("way", ["stream", "astream"])
+@pytest.mark.parametrize("templated", [True, False])
+def test_a_query_engine_that_is_to_stream_streams(way: str, templated: bool) -> None:
+    index = SummaryIndex([one.node for one in nodes("One.", "Two.")])
+    template: Any = {"text_qa_template": BARE} if templated else {}
+    plain = index.as_query_engine(
+        llm=llm(), response_synthesizer=WindowSynthesizer(llm()), **template
+    )
+    text, _, _ = ask(plain, "query", "sync", "Who is it?")
+    engine = index.as_query_engine(
+        llm=llm(), streaming=True, response_synthesizer=WindowSynthesizer(llm()), **template
+    )
+    streamed, response, pieces = ask(engine, "query", way, "Who is it?")
+    assert streamed == text
+    assert len(pieces) > 1
+    assert hasattr(response, "response_gen") or hasattr(response, "async_response_gen")
+
+
+def test_a_stream_of_objects_is_refused_where_the_engine_is_made() -> None:
+    index = SummaryIndex([one.node for one in nodes("One.")])
+    with pytest.raises(InputError, match="streaming"):
+        index.as_query_engine(
+            llm=llm(),
+            streaming=True,
+            response_synthesizer=WindowSynthesizer(llm(), output_cls=Town),
+        )

@@ -85,7 +85,7 @@ CALL_OPTIONS = frozenset(
         *(set(inspect.signature(GenerationMixin.generate).parameters) - {"self", "kwargs"}),
         *(name for name in vars(GenerationConfig()) if not name.startswith("_")),
         *TransformersKwargs.__optional_keys__,
-        *("assistant_tokenizer", "tokenizer"),
+        *("assistant_tokenizer", "tokenizer", "json_schema", "grammar"),
         *("max_tokens", "nodes", "parallel_tool_calls", "tool_choice", "tools"),
     }
 ) - {"generate_kwargs"}
@@ -107,9 +107,10 @@ class RagWindowsLLM(FunctionCallingLLM, ModelOptions):
     (`Passage`, strings or mappings), `CitableBlock` in a message, or by `WindowPromptHelper` from
     LlamaIndex's own synthesizers and engines. Without any it is an ordinary chat model. Calls that
     are made at once, by tasks or by threads, share forward passes. Options of a call (``method``,
-    ``temperature``, ``top_p``, ``max_tokens``, ``stop``, ``seed``, ``on_encoded``, any option of
-    transformers' ``generate``) override those of the constructor; an unknown name is a
-    ``TypeError``. Cancelling a task, or closing a stream, stops the work within a token.
+    ``temperature``, ``top_p``, ``max_tokens``, ``stop``, ``seed``, ``on_encoded``, ``json_schema``,
+    ``grammar``, any option of transformers' ``generate``) override those of the constructor; an
+    unknown name is a ``TypeError``. Cancelling a task, or closing a stream, stops the work within a
+    token.
 
     Tools work with models whose chat template supports them (then
     ``metadata.is_function_calling_model`` is true): in ``chat_with_tools``, ``predict_and_call``

@@ -140,15 +140,20 @@ def chat_response(call: ModelCall, generation: Generation) -> ChatResponse:
 
 def chat_pieces() -> Callable[[ModelCall, Chunk], Iterator[ChatResponse]]:
     """What becomes of each chunk of one stream; calls come with the last."""
-    said = ""
+    said = thought = ""
 
     def pieces(call: ModelCall, chunk: Chunk) -> Iterator[ChatResponse]:
-        nonlocal said
+        nonlocal said, thought
         delta = call.reader.feed(chunk.text)
         said += delta
+        thought += chunk.reasoning
         if chunk.generation is None:
-            message = ChatMessage(role=MessageRole.ASSISTANT, content=said)
-            yield ChatResponse(message=message, delta=delta)
+            blocks: list[ContentBlock] = [ThinkingBlock(content=thought)] if thought else []
+            message = ChatMessage(
+                role=MessageRole.ASSISTANT, blocks=[*blocks, TextBlock(text=said)]
+            )
+            thinking = {"thinking_delta": chunk.reasoning} if chunk.reasoning else {}
+            yield ChatResponse(message=message, delta=delta, additional_kwargs=thinking)
         else:
             rest = call.reader.last(chunk.generation)
             response = _response(call, chunk.generation, rest, said)
@@ -171,7 +176,8 @@ def completion_pieces() -> Callable[[ModelCall, Chunk], Iterator[CompletionRespo
         nonlocal said
         said += chunk.text
         raw = None if chunk.generation is None else as_raw(call, chunk.generation)
-        yield CompletionResponse(text=said, delta=chunk.text, raw=raw)
+        if chunk.text or raw is not None:
+            yield CompletionResponse(text=said, delta=chunk.text, raw=raw)
 
     return pieces
 
@@ -232,6 +238,7 @@ def as_raw(call: ModelCall, generation: Generation) -> dict[str, Any]:
         broken_calls: only where there are any: calls of tools that can't be read, with the reason;
             they stand in the text, too.
         alternatives: further answers, where ``num_return_sequences`` asked for them.
+        reasoning: only where there is any: what the model wrote for itself before the answer.
     """
     usage, citations = generation.usage, generation.citations
     passages = cast(Sequence[Passage], call.passages)
@@ -250,6 +257,7 @@ def as_raw(call: ModelCall, generation: Generation) -> dict[str, Any]:
         "query_mass": generation.query_mass,
         "notes": [asdict(note) for note in generation.notes],
         "alternatives": [other.text for other in generation.alternatives],
+        **({"reasoning": generation.reasoning} if generation.reasoning else {}),
         **answer_record(generation),
     }
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
-from contextlib import aclosing, closing
+from contextlib import aclosing, closing, suppress
 from typing import Any, Self, cast
 
 import llama_index.core.instrumentation as instrument
@@ -26,6 +27,7 @@ from llama_index.core.output_parsers import PydanticOutputParser
 from llama_index.core.prompts import BasePromptTemplate
 from llama_index.core.prompts.default_prompt_selectors import DEFAULT_TEXT_QA_PROMPT_SEL
 from llama_index.core.prompts.mixin import PromptDictType
+from llama_index.core.query_engine import RetrieverQueryEngine
 from llama_index.core.response_synthesizers import BaseSynthesizer
 from llama_index.core.schema import NodeWithScore, QueryType
 from llama_index.core.types import RESPONSE_TEXT_TYPE, TokenAsyncGen, TokenGen
@@ -35,6 +37,7 @@ from llama_index.llms.rag_windows.nodes import as_sources, note
 from llama_index.llms.rag_windows.templates import Parts, WindowTemplate, checked_template
 from rag_windows import Passage
 from rag_windows.errors import GenerationError, InputError
+from rag_windows.integration import check_schema, schemas_available
 
 dispatcher = instrument.get_dispatcher(__name__)  # type: ignore[attr-defined]  # LlamaIndex passes it on without naming it as its own
 
@@ -95,13 +98,17 @@ class WindowPromptHelper(PromptHelper):
         return list(text_chunks)
 
 
+_FROM_ARGS = cast(Any, RetrieverQueryEngine.from_args).__func__.__code__
+
+
 class WindowSynthesizer(BaseSynthesizer):
     """Reads every node in a window of its own and answers once.
 
-    Use it as ``response_synthesizer=`` of any query engine. The response's source nodes are copies
-    (`SourceNode`) of the nodes with their ids, scores and metadata. In addition, the metadata has
-    "attention_mass", the share of the attention that a node got while the answer was written (in a
-    stream at its end), and "rag_windows_note" where a node made no window or several.
+    Use it as ``response_synthesizer=`` of any query engine. ``streaming``, ``output_cls`` and
+    ``text_qa_template`` of ``index.as_query_engine`` count for it, too. The response's source nodes
+    are copies (`SourceNode`) of the nodes with their ids, scores and metadata. In addition, the
+    metadata has "attention_mass", the share of the attention that a node got while the answer was
+    written (in a stream at its end), and "rag_windows_note" where a node made no window or several.
 
     Args:
         llm: reads the windows.
@@ -109,7 +116,8 @@ class WindowSynthesizer(BaseSynthesizer):
             question is asked behind them. It must hold ``{query_str}`` and ``{context_str}``, the
             place that passages would have in one prompt.
         streaming: answer piece by piece.
-        output_cls: answer as an object of this pydantic class; not with ``streaming``.
+        output_cls: answer as an object of this pydantic class; not with ``streaming``. With the
+            extra ``structured`` the answer is held to its schema, where llguidance knows all of it.
         callback_manager: for LlamaIndex's callbacks; given to the LLM too, as LlamaIndex does it.
         empty_response: the answer, without asking the model, if there are no nodes.
         chat_history: turns before the question, read as they are.
@@ -143,6 +151,23 @@ class WindowSynthesizer(BaseSynthesizer):
         self._update_prompts({"text_qa_template": text_qa_template or DEFAULT_TEXT_QA_PROMPT_SEL})
         self._chat_history = tuple(chat_history)
         self._check_streaming()
+
+    def __bool__(self) -> bool:
+        """True; takes over what ``as_query_engine`` was given beside its synthesizer.
+
+        LlamaIndex asks there whether it has to make one, and hands ``streaming`` and the like to
+        its own alone: the one that it was given would never learn of them.
+        """
+        frame = inspect.currentframe()
+        caller = None if frame is None else frame.f_back
+        if caller is not None and caller.f_code is _FROM_ARGS:
+            given = caller.f_locals
+            self._streaming = self._streaming or bool(given.get("streaming"))
+            self._output_cls = self._output_cls or given.get("output_cls")
+            if (template := given.get("text_qa_template")) is not None:
+                self._update_prompts({"text_qa_template": template})
+            self._check_streaming()
+        return True
 
     def _get_prompts(self) -> PromptDictType:
         return {"text_qa_template": self._text_qa_template}
@@ -212,8 +237,19 @@ class WindowSynthesizer(BaseSynthesizer):
             # It goes into the system message if there is one: the question stays as it is.
             copies = [message.model_copy(deep=True) for message in messages]
             messages = PydanticOutputParser(output_cls=self._output_cls).format_messages(copies)
+            options = {**self._form(), **options}
         windows = {"passages": list(text_chunks)} if sources is None else {"nodes": list(sources)}
         return self._llm._extend_messages(messages), sources, {**windows, **options}
+
+    def _form(self) -> dict[str, Any]:
+        """What holds an answer to the schema of ``output_cls``, where it can be held."""
+        if self._output_cls is None or not schemas_available():
+            return {}
+        schema = self._output_cls.model_json_schema()
+        with suppress(InputError):  # the answer is checked when it is read
+            check_schema(schema)
+            return {"json_schema": schema}
+        return {}
 
     def _read(
         self, response: ChatResponse, sources: Sequence[NodeWithScore] | None
