@@ -159,7 +159,9 @@ def percent(outcomes: Sequence[bool]) -> str:
     z, count, share = 1.96, len(outcomes), sum(outcomes) / len(outcomes)
     middle = share + z * z / (2 * count)
     half = z * math.sqrt(share * (1 - share) / count + z * z / (4 * count * count))
-    low, high = (100 * (middle + side) / (1 + z * z / count) for side in (-half, half))
+    low, high = (
+        100 * min(max((middle + side) / (1 + z * z / count), 0), 1) for side in (-half, half)
+    )
     return f"{100 * share:.0f} ({low:.0f} to {high:.0f})"
 
 
