@@ -167,11 +167,13 @@ async def test_the_default_instruction_is_of_questions_that_the_server_s_documen
         (False, {"documents": DOCUMENTS}),
         (False, {"messages": [system, user]}),
     ]
-    told = {"default_system": "Say: not stated."}
+    told = "Say: not stated."
     async with (
         asking(create_app(lm, Settings(), corpus)) as plain,
-        asking(create_app(lm, Settings(**told), corpus)) as client,
-        asking(create_app(lm, Settings(system="Be brief.", **told), corpus)) as operated,
+        asking(create_app(lm, Settings(default_system=told), corpus)) as client,
+        asking(
+            create_app(lm, Settings(system="Be brief.", default_system=told), corpus)
+        ) as operated,
     ):
         for sent, body in asked:
             counts = [(await ask(one, **body))["usage"]["prompt_tokens"] for one in (plain, client)]
