@@ -468,10 +468,13 @@ def search(
     if refine:
         rounds = [finer(_best(coarse, table, some, criteria), coarse) for some in choosing]
         table = measure([one for some in rounds for one in some])
-    *held, best = (
-        _best([*coarse, *fine], table, some, criteria)
-        for fine, some in zip(rounds, choosing, strict=True)
-    )
+    fine = tuple(dict.fromkeys(one for some in rounds for one in some))
+    held = [
+        _best([*coarse, *own], table, some, criteria)
+        for own, some in zip(rounds[:-1], choosing[:-1], strict=True)
+    ]
+    # Of all that was tried, so that it is the first of `Profile.ranked`.
+    best = _best([*coarse, *fine], table, choosing[-1], criteria)
     chose = {number: one for fold, one in zip(folds, held, strict=True) for number in fold}
     comparisons = []
     for figure in criteria:
@@ -480,7 +483,6 @@ def search(
         gains = [sign(figure) * (a - b) for a, b in zip(chosen, rows[default], strict=True)]
         means = bootstrap([chosen, rows[default], gains], seed)
         comparisons.append(Comparison(figure, *means))
-    fine = tuple(dict.fromkeys(one for some in rounds for one in some))
     return Choice(best, fine, tuple(comparisons))
 
 

@@ -196,7 +196,8 @@ class Profile:
         """Settings, the best on all examples first."""
 
         def key(one: Setting) -> list[float]:
-            return [sign(name) * -one.figures[name].value for name in self.criteria]
+            # Rounded, so that equal shares summed in another order are equal.
+            return [round(-sign(name) * one.figures[name].value, 9) for name in self.criteria]
 
         return sorted(self.settings, key=key)
 

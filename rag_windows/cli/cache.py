@@ -58,7 +58,7 @@ def warm(
     *,
     search: SearchOptions,
     model: ModelOptions,
-    system: options.System = None,
+    system: options.Instruction = None,
     over: RayOptions,
     json: options.Json = False,
 ) -> None:
@@ -67,15 +67,16 @@ def warm(
     Give the same model, instruction (--system) and passage lengths as for the questions later. With
     --ray or --replicas, the processes of a cluster encode them into the --shared store.
     """
+    prefix = options.instruction(system, model.name)
     if over.wanted:
-        done = _warm_over_ray(search, model, system, over)
+        done = _warm_over_ray(search, model, prefix, over)
         warmed, unwritten = done.warmed, done.unwritten
     else:
         passages = read_passages(search, model.model)
         with loaded_model(model) as lm, progress("Encoding the passages") as counted:
             counted(0, len(passages))
             warmed = lm.warm(
-                passages, prefix=system, on_warmed=lambda done, total: counted(done, total or done)
+                passages, prefix=prefix, on_warmed=lambda done, total: counted(done, total or done)
             )
             store = None if lm.cache is None else lm.cache.shared
         unwritten = 0 if store is None else store.unwritten
@@ -97,7 +98,7 @@ cache.command(help="Encode documents before the first question: the same as rag-
 
 
 def _warm_over_ray(
-    search: SearchOptions, model: ModelOptions, system: str | None, over: RayOptions
+    search: SearchOptions, model: ModelOptions, prefix: str | None, over: RayOptions
 ) -> WarmedCorpus:
     options.check_documents(search, model.model)
     made = options.fleet_options(search, model, **over.size)
@@ -105,7 +106,7 @@ def _warm_over_ray(
 
     with progress("Encoding the passages") as counted:
         done = data.warm(
-            made, address=over.ray, prefix=system, strict=search.strict, on_warmed=counted
+            made, address=over.ray, prefix=prefix, strict=search.strict, on_warmed=counted
         )
     options.tell_left_out(done.skipped, strict=search.strict)
     return done

@@ -13,6 +13,7 @@ from rich.text import Text
 from rag_windows.cli import options, render
 from rag_windows.cli.options import ModelOptions, SearchOptions, count, option
 from rag_windows.errors import InputError, require
+from rag_windows.methods import resolve
 from rag_windows.samples import samples_path
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ def calibrate(
     ] = "auto",
     limit: Annotated[int, count("Use at most the first N examples.")] = 64,
     max_new_tokens: options.MaxNewTokens = 32,
-    system: options.System = None,
+    system: options.Instruction = None,
     seed: Annotated[int, option("N", "Random seed of folds and confidence intervals.", min=0)] = 0,
     model: ModelOptions,
     json: options.Json = False,
@@ -68,13 +69,18 @@ def calibrate(
             )
     if plot is not None:
         require("The picture", "matplotlib", extra="figures")
+    if not resolve(method).windowed:
+        raise InputError(
+            f"--method {method} reads no windows, so it has no numbers to choose. Name one that "
+            "does, such as ape."
+        )
     given = _examples(search, model.model, examples, limit)
     with options.loaded_model(model) as lm, render.progress("Calibrating") as counted:
         profile = lm.calibrate(
             given,
             method=method,
             by=None if by == "auto" else by,
-            prefix=system,
+            prefix=options.instruction(system, model.name),
             max_new_tokens=max_new_tokens,
             seed=seed,
             on_progress=lambda _, done, whole: counted(done, whole or 0),

@@ -19,6 +19,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from importlib import resources
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_origin, get_type_hints
 from urllib.parse import urlsplit
 from urllib.request import getproxies
@@ -93,6 +94,21 @@ System = Annotated[
         "TEXT", "Instruction (system prompt) that is read before the passages.", parser=encodable
     ),
 ]
+INSTRUCTION = (
+    "Answer the question with a short phrase from the documents. If they do not state the answer, "
+    "say: not stated."
+)
+"""Is sent where the user gives none; benchmarks/results/instructions.md says what it does."""
+
+Instruction = Annotated[
+    str | None,
+    option(
+        "TEXT",
+        'Instruction (system prompt) that is read before the passages; "" sends none. Default, '
+        f'but for the small models of this project, which were trained without: "{INSTRUCTION}"',
+        parser=encodable,
+    ),
+]
 MaxNewTokens = Annotated[int, count("Largest number of tokens of an answer.")]
 Device = Annotated[
     str, option("DEVICE", "Device of the model: auto, cpu, cuda or cuda:N.", callback=_device)
@@ -136,6 +152,9 @@ def spreading(*, without: Collection[str] = ()) -> Callable[[_Command], _Command
         def run(**given: Any) -> None:
             for name, fields in owned.items():
                 given[name] = hints[name](**{field: given.pop(field) for field in fields})
+            for one in list(given.values()):
+                if isinstance(one, ModelOptions):
+                    check_model(one)
             command(**given)
 
         run.__annotations__ = {one.name: one.annotation for one in taken} | {"return": None}
@@ -298,6 +317,27 @@ class RayOptions:
         }
 
 
+def check_model(model: ModelOptions, link_tokens: Any = None, link_choose: Any = "first") -> None:
+    """Refuse what is wrong with method, profile and device, before documents are read."""
+    from rag_windows.methods import linked
+
+    if (method := _method(model)) is not None:
+        linked(method, link_tokens, link_choose)
+    if model.profile is None and model.device in ("auto", "cpu"):
+        return
+    # What follows imports torch.
+    quieten(model.verbose)
+    with nullcontext() if model.verbose else progress("Checking the options"):
+        _import_libraries(model)
+        from rag_windows.calibration import Profile
+        from rag_windows.loading import check_device
+
+        check_device(model.device, "--device ")
+        if model.profile is not None:
+            found = Profile.load(model.profile).method
+            linked(method or found, link_tokens, link_choose)
+
+
 @contextmanager
 def loaded_model(model: ModelOptions) -> Iterator[WindowedLM]:
     """The model on its device; at the end, what was encoded is written into its cache."""
@@ -414,7 +454,8 @@ def _compile_ahead() -> None:
 
 def _method(model: ModelOptions) -> Method | None:
     """The method that is asked for; None for the profile's."""
-    from rag_windows.integration import method_of
+    from rag_windows.methods import resolve
+    from rag_windows.methods.registry import with_parameters
 
     given = {"temperature": model.rag_temperature, "scale": model.rag_scale}
     numbers = {name: value for name, value in given.items() if value is not None}
@@ -430,7 +471,7 @@ def _method(model: ModelOptions) -> Method | None:
         raise MethodError(
             f"--rag-{twice[0]} and --method {named} set the same number. Leave one of them out."
         )
-    return method_of(named, numbers)
+    return with_parameters(resolve(named), numbers)
 
 
 def quieten(verbose: bool) -> None:
@@ -542,6 +583,18 @@ def read_passages(search: SearchOptions, model: str | None) -> tuple[Passage, ..
         passages = split_documents(loaded.documents, words=search.passage_words)
     tell_left_out(loaded.skipped, strict=search.strict)
     return passages
+
+
+def instruction(system: str | None, model: str) -> str | None:
+    """What is sent as the system prompt: what the user gave, else `INSTRUCTION`; "" is none.
+
+    The small models of this project were trained without one and know few of its words.
+    """
+    from rag_windows.loading import EMBEDDED, IN_REPOSITORY
+
+    if system is not None:
+        return system or None
+    return None if Path(model).name in (*EMBEDDED, *IN_REPOSITORY) else INSTRUCTION
 
 
 def check_documents(search: SearchOptions, model: str | None) -> None:

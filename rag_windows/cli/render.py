@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -58,11 +59,9 @@ class Group(TyperGroup):
         except typer.Abort:
             code = 130
         except typer.TyperException as error:
-            told, hint = error.format_message().rstrip("."), "see rag-windows --help."
-            given = getattr(getattr(error, "ctx", None), "params", ())
-            if "extra argument" in told and "docs" in given:
-                hint = "put --docs before each file, and quotes around a pattern."
-            lines = (f"{told}; {hint}",)
+            told = error.format_message().rstrip(".")
+            given = getattr(getattr(error, "ctx", None), "params", {})
+            lines = (f"{told}; {_hint(told, given)}",)
         except RagWindowsError as error:
             lines = (str(error), *getattr(error, "__notes__", ()))
         except RuntimeError as error:
@@ -79,6 +78,24 @@ class Group(TyperGroup):
         for line in lines[1:]:
             tell(line)
         sys.exit(code)
+
+
+def _hint(told: str, given: Mapping[str, Any]) -> str:
+    """What to do about a wrong command line: ``told`` is the parser's error, ``given`` the rest."""
+    extra = re.search(r"extra argument(?:\(s\)|s)? \((.*)\)", told, re.DOTALL)
+    if extra is None or "docs" not in given:
+        return "see rag-windows --help."
+    question = given.get("question")
+    files = all(map(_names_file, extra[1].split()))
+    # A file that stands where the question should be shows that --docs took one of several.
+    if question is None or files or _names_file(question):
+        return "put --docs before each file, and quotes around a pattern."
+    return f'put the whole question in quotes, as in "{question} {extra[1]}".'
+
+
+def _names_file(word: str) -> bool:
+    """Whether a word of the command line looks like a file, a folder or a pattern."""
+    return os.path.exists(word) or bool(re.search(r"[/\\*]|\w\.\w{1,5}$", word))
 
 
 def console() -> Console:

@@ -6,6 +6,7 @@ import ipaddress
 import logging
 import os
 import re
+import socket
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from rag_windows.cli import options, render
 from rag_windows.cli.changes import telling_changes
 from rag_windows.cli.options import ModelOptions, RayOptions, SearchOptions, count, flag, option
 from rag_windows.errors import InputError, require
+from rag_windows.prompt.visible_text import encodable
 from rag_windows.samples import sample_questions
 
 if TYPE_CHECKING:
@@ -51,7 +53,15 @@ class ServeOptions:
             "behind them. Default: everybody.",
         ),
     ] = None
-    system: options.System = None
+    system: Annotated[
+        str | None,
+        option(
+            "TEXT",
+            "Instruction (system prompt) before every request's own. Default: that of rag-windows "
+            'ask, for requests without one that are answered from --docs; "" sends none.',
+            parser=encodable,
+        ),
+    ] = None
     max_new_tokens: Annotated[int, count("Tokens of an answer for which none are asked.")] = 512
     max_prompt_tokens: Annotated[
         int | None, count("Largest number of tokens of a request with its passages.")
@@ -119,16 +129,21 @@ def serve(
         _serve_fleet(search, model, server, fleet)
         return
     require("The server", "fastapi", "uvicorn", "openai", "prometheus-client", extra="server")
+    # What would fail after the documents and the model fails before them.
+    with render.progress("Checking the options"):
+        from rag_windows.server import Keys
+
+        keys = Keys() if server.api_key_file is None else Keys.load(server.api_key_file)
+        settings = _settings(search, model, server)
+        _check_address(server.host, server.port)
     if model.model is not None and not search.docs:
         retriever = None
     else:
         retriever = options.open_corpus(search, model.model)
     with options.loaded_model(model) as lm:
-        from rag_windows.server import Keys, create_app
+        from rag_windows.server import create_app
         from rag_windows.server.process import run
 
-        keys = Keys() if server.api_key_file is None else Keys.load(server.api_key_file)
-        settings = _settings(search, model, server)
         _tell_who_may_ask(model, server)
         logging.basicConfig(format="%(message)s")
         logging.getLogger("rag_windows.server").setLevel(logging.INFO)
@@ -139,7 +154,28 @@ def serve(
                 app, server.host, server.port, server.grace, lambda at: render.tell(told + at)
             )
         if not listened:
-            raise InputError(f"The server can't listen on {server.host}:{server.port}.")
+            raise _unavailable(server.host, server.port)
+
+
+def _check_address(host: str, port: int) -> None:
+    """Refuse an address that is taken, or that is none of this machine's."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        with socket.socket(family, kind, protocol) as tried:
+            if os.name == "posix":  # as the server does: what was served a moment ago is free
+                tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            tried.bind(address)
+    except OSError as error:
+        raise _unavailable(host, port) from error
+
+
+def _unavailable(host: str, port: int) -> InputError:
+    return InputError(
+        f"The server can't listen on {host}:{port}. Name another --port, or a --host of this "
+        "machine."
+    )
 
 
 def _serve_fleet(
@@ -185,7 +221,8 @@ def _settings(search: SearchOptions, model: ModelOptions, server: ServeOptions) 
         model_aliases=(model.name,),
         allow=_allowed(server.refuse or ()),
         most_prompt_tokens=server.max_prompt_tokens,
-        system=server.system,
+        system=server.system or None,
+        default_system=(options.instruction(None, model.name) if server.system is None else None),
         top_k=search.top_k,
         parse_sources=server.parse_sources,
         new_tokens=server.max_new_tokens,

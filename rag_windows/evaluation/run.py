@@ -163,7 +163,26 @@ class Manifest(BaseModel, extra="forbid"):
 
 
 def differences(there: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """What differs between two settings; of files their digests count, and not their names."""
+    """What differs between two settings; of files their digests count, and not their names.
+
+    Of conditions that were added or removed, their names are enough.
+    """
+    if (before := there.get("arms", {})) != (after := now.get("arms", {})):
+        rest = differences({**there, "arms": {}}, {**now, "arms": {}})
+        if before.keys() != after.keys():
+            return [f"it compares {_some(before)}, and this command {_some(after)}", *rest]
+        both = {"arms": before}, {"arms": after}
+        return [*_differences(*both), *rest]
+    return _differences(there, now)
+
+
+def _some(names: Iterable[str]) -> str:
+    """Names in a sentence, of many the first ones."""
+    first, more = list(names)[:5], len(list(names)) - 5
+    return ", ".join(first) + (f" and {more} more" if more > 0 else "")
+
+
+def _differences(there: dict[str, Any], now: dict[str, Any]) -> list[str]:
     old, new = (pd.json_normalize(one).to_dict("records")[0] for one in (there, now))
     return [
         f"{name} is {shown(old.get(name))} there and {shown(new.get(name))} now"

@@ -365,8 +365,8 @@ class Answering:
                 check_forms(asked.strict)
                 told = "can only be kept where tool_choice forces a call. Leave strict out."
                 raise refused(asked.strict, told)
-            if self._settings.system is not None:
-                options["prefix"] = self._settings.system
+            if (system := self._system(asked)) is not None:
+                options["prefix"] = system
             calls.append(
                 ModelCall(
                     lm=lm,
@@ -382,6 +382,14 @@ class Answering:
         with _naming(asked.param):
             self._check_tokens(calls[0])
         return calls
+
+    def _system(self, asked: Asked) -> str | None:
+        """The operator's instruction, or the default one where nobody gave any."""
+        settings = self._settings
+        if settings.system is not None or not asked.top_k:
+            return settings.system
+        own = any(one["role"] == "system" for one in asked.messages)
+        return None if own else settings.default_system
 
     def _check_tokens(self, call: ModelCall) -> None:
         most = self._settings.most_prompt_tokens

@@ -76,7 +76,10 @@ def routes(served: Served) -> APIRouter:
             passages = None if own is None else own.passages
             if passages is None:
                 raise refused("documents", "this server can't list its own. Send some.", "missing")
-        parts = [part for part in (served.settings.system, body.system) if part]
+        given = (served.settings.system, body.system)
+        parts = [part for part in given if part]
+        if not parts and body.documents is None and served.settings.default_system:
+            parts = [served.settings.default_system]
         lm, prefix = served.answering.model(tenant), "\n\n".join(parts) or None
         left = threading.Event()
 

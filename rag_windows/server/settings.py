@@ -16,6 +16,7 @@ class Settings(BaseModel):
         model_name: as ``GET /v1/models`` lists it and requests name it.
         model_aliases: further names of it that requests may use.
         system: instruction before every request's own, or None.
+        default_system: instruction of requests without any that the server's own documents answer.
         top_k: passages that are retrieved where the server has documents and a request neither
             brings any nor says how many.
         most_top_k: the most that a request may ask for.
@@ -49,6 +50,7 @@ class Settings(BaseModel):
     model_name: str = "tiny-reader"
     model_aliases: tuple[str, ...] = ()
     system: str | None = None
+    default_system: str | None = None
     top_k: int = Field(default=8, ge=1)
     most_top_k: int = Field(default=64, ge=1)
     allow: frozenset[PerRequest] = frozenset(get_args(PerRequest))

@@ -202,6 +202,27 @@ def test_other_settings_are_refused_unless_fresh(inscit: Eval, tmp_path: Path) -
     assert (tmp_path / "out" / "records.jsonl").read_bytes() != before
 
 
+@pytest.mark.parametrize(
+    ("first", "then", "says"),
+    [
+        (("--top-k", "2"), ("--top-k", "1"), "it compares ape@2, and this command ape@1"),
+        (("--top-k", "1"), ("--top-k", "1,2"), "it compares ape@1, and this command ape@1, ape@2"),
+        ((), ("--methods", "pcw,ape"), "it compares ape@"),
+        ((), ("--methods", "all"), " and "),
+    ],
+)
+def test_other_conditions_are_named_briefly(
+    inscit: Eval, first: tuple[str, ...], then: tuple[str, ...], says: str
+) -> None:
+    inscit("--out", "out", "--methods", "ape", "--limit", "1", *first)
+    other = inscit("--out", "out", "--methods", "ape", "--limit", "1", *then)
+    line = other.stderr.splitlines()[-1]
+    assert other.exit_code == 2
+    assert says in line
+    assert len(line) < 420, line
+    assert "arms" not in line
+
+
 def test_an_interruption_keeps_what_is_answered(
     inscit: Eval, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

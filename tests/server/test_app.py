@@ -155,6 +155,49 @@ async def test_warm_and_forget(fresh: WindowedLM, corpus: BM25Retriever) -> None
         assert wrong.json()["error"]["param"] == "texts"
 
 
+async def test_the_default_instruction_is_of_questions_that_the_server_s_documents_answer(
+    lm: WindowedLM, corpus: BM25Retriever
+) -> None:
+    system = {"role": "system", "content": "Be brief."}
+    user = {"role": "user", "content": QUESTION}
+    asked: list[tuple[bool, dict[str, Any]]] = [
+        (True, {}),
+        (True, {"rag": {"top_k": 2}}),
+        (False, {"rag": {"top_k": 0}}),
+        (False, {"documents": DOCUMENTS}),
+        (False, {"messages": [system, user]}),
+    ]
+    told = "Say: not stated."
+    async with (
+        asking(create_app(lm, Settings(), corpus)) as plain,
+        asking(create_app(lm, Settings(default_system=told), corpus)) as client,
+        asking(
+            create_app(lm, Settings(system="Be brief.", default_system=told), corpus)
+        ) as operated,
+    ):
+        for sent, body in asked:
+            counts = [(await ask(one, **body))["usage"]["prompt_tokens"] for one in (plain, client)]
+            assert (counts[0] < counts[1]) is sent, body
+            assert (counts[0] == counts[1]) is not sent, body
+        # The operator's instruction takes its place.
+        one, other = [await ask(of, messages=[system, user]) for of in (plain, client)]
+        assert one["usage"]["prompt_tokens"] == other["usage"]["prompt_tokens"]
+        its = (await ask(operated))["usage"]["prompt_tokens"]
+        assert its == one["usage"]["prompt_tokens"]
+
+
+async def test_the_server_s_documents_are_encoded_behind_the_default_instruction(
+    fresh: WindowedLM, corpus: BM25Retriever
+) -> None:
+    settings, few = Settings(default_system="Say: not stated."), BM25Retriever(corpus.passages[:20])
+    async with asking(create_app(fresh, settings, few)) as client:
+        await client.post("/v1/passages/warm", json={})
+        asked = few.passages[3].text
+        messages = [{"role": "user", "content": asked}]
+        rag = (await ask(client, messages=messages))["choices"][0]["message"]["rag"]
+        assert rag["cached_windows"] == rag["windows"] > 0
+
+
 async def test_without_a_cache(lm: WindowedLM) -> None:
     async with asking(create_app(lm.with_cache(None))) as client:
         answer = await client.post("/v1/passages/warm", json={"documents": ["A."]})

@@ -57,7 +57,7 @@ def docs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def ask(run: Run, docs: Path, model: str) -> Told:
-    """The JSON of an answer: `ask("--top-k", "1")`; stderr as "notes"."""
+    """The JSON of an answer: `ask("--top-k", "1")`; and its stderr."""
 
     def invoke(*args: str | Path) -> dict[str, Any]:
         given = (*SHORT, *args)
@@ -67,7 +67,7 @@ def ask(run: Run, docs: Path, model: str) -> Told:
         assert result.exit_code == 0, result.stderr
         assert result.stdout.count("\n") == 1
         answer: dict[str, Any] = json.loads(result.stdout)
-        return {**answer, "notes": result.stderr}
+        return {**answer, "stderr": result.stderr}
 
     return invoke
 

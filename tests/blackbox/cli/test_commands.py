@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import socket
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,9 @@ from tqdm import tqdm
 
 from rag_windows import APE, METHODS, MateICL, WindowedLM
 from rag_windows.calibration import Profile
+from rag_windows.cli.options import INSTRUCTION
 from tests.blackbox.cli.conftest import QUESTION, Told, refused
-from tests.blackbox.conftest import Run
+from tests.blackbox.conftest import ROOT, Run
 from tests.rag_windows import small
 
 
@@ -39,7 +41,7 @@ def test_a_second_question_finds_the_first_ones_windows(
     taken = tmp_path / "file"
     taken.write_text("no folder")
     monkeypatch.setenv("RAG_WINDOWS_CACHE_DIR", str(taken))
-    assert "not cached" in ask()["notes"]
+    assert "not cached" in ask()["stderr"]
 
 
 def test_warm_stats_verify_prune_invalidate_clear(
@@ -169,10 +171,10 @@ def test_a_profile_is_made_shown_drawn_and_used(
         assert text in result.stdout
     asked = ask("--profile", "profile.json")
     assert asked["method"] == "mateicl"
-    assert "made for" not in asked["notes"]
+    assert "made for" not in asked["stderr"]
     assert ask("--profile", "profile.json", "--method", "pcw")["method"] == "pcw"
     other = ask("--profile", "profile.json", "--model", "tiny-reader")
-    assert "Note: The profile was made for" in other["notes"]
+    assert "Note: The profile was made for" in other["stderr"]
     as_json = told(run, *given, "--by", "agreement", "--limit", "8", "--out", "profile.json")
     assert as_json == json.loads(Path("profile.json").read_text())
     question = ("ask", QUESTION, "--docs", "docs", "--model", model, "--profile")
@@ -216,8 +218,28 @@ def test_the_demo_answers_every_question_both_ways(run: Run) -> None:
     assert all(row["right"] and row["first_token_s"] > 0 for row in rows)
     assert all(row["answer"] == row["expected"] for row in rows)
     assert rows[0].keys() == {
-        "question", "passages", "method", "answer", "expected", "first_token_s", "right",
+        "model", "question", "passages", "method", "answer", "expected", "first_token_s", "right",
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("more", [[], ["--device", "cpu"]])
+def test_the_demo_takes_another_model(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: list[str]
+) -> None:
+    # Another folder's name: such a model gets the default instruction.
+    asked: list[Any] = []
+    folder = tmp_path / "copied"
+    shutil.copytree(ROOT / "rag_windows" / "models" / "tiny-reader", folder)
+    generate = WindowedLM.generate
+
+    def seen(self: WindowedLM, *args: Any, **options: Any) -> Any:
+        asked.append(options["prefix"])
+        return generate(self, *args, **options)
+
+    monkeypatch.setattr(WindowedLM, "generate", seen)
+    rows = told(run, "demo", "--model", str(folder), *more)
+    assert {row["model"] for row in rows} == {str(folder)}
+    assert (len(rows), set(asked)) == (6, {INSTRUCTION})
 
 
 def test_methods_are_listed(run: Run) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -159,3 +160,70 @@ def test_help_names_what_a_command_takes(run: Run, command: str) -> None:
     assert "--verbose" in shown
     for other, option in (("calibrate", "--rag-scale"), ("cache warm", "--no-cache")):
         assert command != other or option not in shown
+
+
+UNREAD = ("--docs", "no-such-folder", "--model", "no-such-model")
+LATE = [
+    (("--method", "magic"), "Unknown method 'magic'"),
+    (("--method", "ape:heat=1"), "no parameter 'heat'"),
+    (("--rag-temperature", "0"), "APE temperature must be"),
+    (("--profile", "none.json"), "'none.json' can't be used"),
+    (("--device", "cuda:99"), "--device cuda:99 can't be used"),
+]
+
+
+@pytest.mark.parametrize(("given", "message"), LATE)
+@pytest.mark.parametrize("command", [("ask", QUESTION), ("chat",), ("serve",)])
+def test_options_are_checked_before_documents_and_models_are_read(
+    run: Run, docs: Path, command: tuple[str, ...], given: tuple[str, ...], message: str
+) -> None:
+    assert message in refused(run, *command, *UNREAD, *given, stdin="Who?\n")
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (("calibrate", *UNREAD, "--method", "magic"), "Unknown method 'magic'"),
+        (("calibrate", *UNREAD, "--method", "sequential"), "reads no windows"),
+        (("calibrate", *UNREAD, "--device", "cuda:99"), "--device cuda:99 can't be used"),
+        (("warm", *UNREAD, "--device", "cuda:99"), "--device cuda:99 can't be used"),
+        (("ask", QUESTION, *UNREAD, "--link-tokens", "1.5"), "tokens"),
+        (("chat", *UNREAD, "--link-tokens", "all", "--method", "ensemble"), "ensemble"),
+        (("classify", "x", "--demos", "none", "--method", "magic"), "Unknown method 'magic'"),
+        (("serve", *UNREAD, "--refuse", "everything"), "--refuse 'everything'"),
+        (("serve", *UNREAD, "--api-key-file", "none.txt"), "none.txt"),
+        (("eval", "long", "--model", "no-such-model", "--methods", "magic"), "'magic'"),
+        (("eval", "long", "--model", "no-such-model", "--profile", "none.json"), "'none.json'"),
+    ],
+)
+def test_every_command_checks_its_options_first(
+    run: Run, docs: Path, args: tuple[str, ...], message: str
+) -> None:
+    assert message in refused(run, *args, stdin="Who?\n")
+
+
+def test_a_taken_port_is_noticed_before_the_model_is_loaded(run: Run, docs: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        message = refused(run, "serve", *UNREAD, "--port", port)
+    assert f"can't listen on 127.0.0.1:{port}. Name another --port" in message
+
+
+@pytest.mark.parametrize(
+    ("args", "hint"),
+    [
+        (("ask", "Who", "built", "the", "bridge?"), 'as in "Who built the bridge?"'),
+        (("ask", "What", "is", "in", "notes.md"), 'as in "What is in notes.md"'),
+        (("ask", "Who", "built", "it?", "--docs", "docs"), 'as in "Who built it?"'),
+        (("ask", "--docs", "docs", "Who", "built", "it?"), 'as in "Who built it?"'),
+        (("ask", "Who?", "docs"), "put --docs before each file"),
+        (("ask", "Who?", "--docs", "docs/bridge.md", "docs/olsen.txt"), "put --docs before"),
+        (("ask", "--docs", "docs/bridge.md", "docs/olsen.txt", "Who?"), "put --docs before"),
+        (("chat", "--docs", "a/*.md", "b"), "put --docs before each file"),
+        (("bench", "now"), "see rag-windows --help"),
+    ],
+)
+def test_words_too_many_are_answered_with_what_they_seem_to_be(
+    run: Run, docs: Path, args: tuple[str, ...], hint: str
+) -> None:
+    assert hint in refused(run, *args)

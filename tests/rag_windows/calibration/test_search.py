@@ -60,6 +60,21 @@ def test_noise_alone_does_not_beat_the_default(seed: int) -> None:
     )
 
 
+@pytest.mark.parametrize("seed", range(6))
+def test_the_best_is_the_first_of_all_that_was_tried(seed: int) -> None:
+    seen: dict[Any, list[float]] = {}
+    measured = around((0.6, 0.7), noise=2.0)
+
+    def measure(settings: Sequence[Any]) -> Any:
+        table = measured(settings)
+        seen.update(table["divergence"])
+        return table
+
+    choice = searched(measure, seed=seed)
+    # Folds may try finer settings that the whole set did not.
+    assert choice.best == min(seen, key=lambda one: sum(seen[one]))
+
+
 def test_folds_never_judge_what_they_chose() -> None:
     # Every example but the last loves 0.5/0.5, which the last one makes the worst on average: only
     # the fold that holds the last one is judged by it.
