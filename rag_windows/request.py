@@ -12,7 +12,7 @@ from typing import Any, Protocol, runtime_checkable
 from rag_windows.cache.keys import fields as joined
 from rag_windows.errors import InputError, LimitError
 from rag_windows.guard import FallbackOption, Guard
-from rag_windows.methods import Method
+from rag_windows.methods import Method, QueryLikelihood
 from rag_windows.methods.linked import Choose, LinkTokens
 from rag_windows.passage import DOCUMENT_KEYS, Note, Passage
 from rag_windows.prefill import OnEncoded, Source, ToEncode
@@ -195,6 +195,8 @@ def check_limits(
                 f"{limit} positions leave {room} beside prefix, query and new tokens. Give fewer "
                 "passages, or use a method with windows, such as 'ape' or 'pcw'."
             )
+    if isinstance(method.selection, QueryLikelihood) and not method.selection.reader.windowed:
+        _check_chosen(method.selection, parts, room, limit)
     if method.refinement is not None and method.windowed:
         starts = [start - seen for start, seen in zip(asked.starts, before, strict=True)]
         whole = [length + seen for length, seen in zip(lengths, before, strict=True)]
@@ -202,6 +204,23 @@ def check_limits(
     elif method.refinement is not None:
         whole = [sum(lengths)]
         check_room(method.refinement, [prefix], whole, limit, lambda _: "All passages together")
+
+
+def _check_chosen(selection: QueryLikelihood, parts: PromptParts, room: int, limit: int) -> None:
+    """Refuse more passages in one prompt than fit, whichever the query chooses."""
+    tokens: dict[int, int] = {}
+    for window in parts.windows:
+        tokens[window.passage] = tokens.get(window.passage, 0) + len(window.ids)
+    longest = sorted(tokens.values(), reverse=True)
+    together = sum(longest[: selection.retrieve])
+    if together > room:
+        fitting = sum(1 for total in accumulate(longest) if total <= room)
+        raise LimitError(
+            f"The {selection.retrieve} passages that {selection.name} reads in one prompt may have "
+            f"{together} tokens, but the model's {limit} positions leave {room} beside prefix, "
+            f"query and new tokens. "
+            + (f"Set retrieve={fitting} or less." if fitting else "Read them with 'pcw'.")
+        )
 
 
 def passage_name(passage: Passage, index: int) -> str:

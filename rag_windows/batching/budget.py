@@ -14,7 +14,7 @@ from rag_windows.cache.passage_cache import PassageCache, Size, free_memory, par
 from rag_windows.engine import Engine
 from rag_windows.errors import LimitError
 from rag_windows.loading import input_device, layer_devices
-from rag_windows.methods import Method, Sequential
+from rag_windows.methods import Method, QueryLikelihood, Sequential
 from rag_windows.prefill import PASS_TOKENS, ToEncode
 from rag_windows.request import Request
 
@@ -66,6 +66,9 @@ def need_of(request: Request, sequences: int = 1) -> Need:
     if method.combination is not None:
         # Each window answers in a row of its own, whose cache holds the prefix, too.
         own, rows = own + prefix, sequences * (len(windows) + method.combination.prior)
+    elif isinstance(method.selection, QueryLikelihood):
+        # The query is read once in a row of each window, before it is answered.
+        own, rows = own + prefix, max(sequences, len(windows))
     return Need(
         own,
         query,

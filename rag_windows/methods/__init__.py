@@ -15,7 +15,9 @@ from rag_windows.methods.linked import Linked as Linked
 from rag_windows.methods.linked import linked as linked
 from rag_windows.methods.mateicl import MateICL as MateICL
 from rag_windows.methods.neighbours import Neighbours as Neighbours
+from rag_windows.methods.pced import PCED as PCED
 from rag_windows.methods.pcw import PCW as PCW
+from rag_windows.methods.query_likelihood import QueryLikelihood as QueryLikelihood
 from rag_windows.methods.registry import METHODS as METHODS
 from rag_windows.methods.registry import describe as describe
 from rag_windows.methods.registry import resolve as resolve

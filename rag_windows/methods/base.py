@@ -13,9 +13,10 @@ from rag_windows.errors import MethodError
 
 if TYPE_CHECKING:
     from rag_windows.methods.codebook import Codebook
+    from rag_windows.methods.combination import Combination
     from rag_windows.methods.deep_thinking import DeepThinking
-    from rag_windows.methods.ensemble import ParallelEnsemble
     from rag_windows.methods.linked import Linked
+    from rag_windows.methods.query_likelihood import QueryLikelihood
 
 Alignment = Literal["left", "right", "in order"]
 """Where windows stand: all begin behind the prefix, or all end where the longest of them ends, or
@@ -143,12 +144,12 @@ class Method:
         return None
 
     @property
-    def selection(self) -> Codebook | None:
+    def selection(self) -> Codebook | QueryLikelihood | None:
         """What narrows the windows to those that a query reads."""
         return None
 
     @property
-    def combination(self) -> ParallelEnsemble | None:
+    def combination(self) -> Combination | None:
         """What makes one distribution out of those of windows that answer each for itself."""
         return None
 

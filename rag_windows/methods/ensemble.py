@@ -9,7 +9,8 @@ from numbers import Real
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from rag_windows.errors import InputError
-from rag_windows.methods.base import Method, finite
+from rag_windows.methods.base import finite
+from rag_windows.methods.combination import Combination, RowLogits
 
 if TYPE_CHECKING:
     import torch
@@ -25,7 +26,7 @@ SUREST = 1e-3
 
 
 @dataclass(frozen=True, slots=True)
-class ParallelEnsemble(Method):
+class ParallelEnsemble(Combination):
     """Each window answers on its own; their next-token probabilities are combined into one.
 
     Sources: Yang et al., "Revisiting Parallel Context Windows", https://arxiv.org/abs/2305.15262
@@ -77,11 +78,6 @@ class ParallelEnsemble(Method):
         corrects = beta is None or (finite(beta) and beta >= 0)
         self.require("beta", corrects, "a finite number of at least 0, or None")
         self.require("nucleus", finite(nucleus) and 0 < nucleus <= 1, "above 0 and at most 1")
-
-    @property
-    def combination(self) -> ParallelEnsemble:
-        """Itself."""
-        return self
 
     @property
     def correction(self) -> float:
@@ -136,20 +132,21 @@ class ParallelEnsemble(Method):
         surety = entropy.clamp_min(SUREST).reciprocal()
         return surety / surety.sum(dim=1, keepdim=True)
 
-    def combine(
-        self, logprobs: torch.Tensor, weights: torch.Tensor, prior: torch.Tensor | None
-    ) -> torch.Tensor:
-        """One distribution for all windows, as ``prior`` is: (queries, tokens, vocabulary) logs."""
+    def combine(self, rows: RowLogits) -> tuple[torch.Tensor, torch.Tensor]:
+        """See `Combination.combine`."""
         import torch
 
+        logprobs = rows.logits.log_softmax(dim=-1)
+        weights = self.weigh(logprobs, rows.fixed)
         pooled = torch.einsum("qwt,qwtv->qtv", weights, logprobs.clamp_min(LOWEST))
         pooled = pooled.log_softmax(dim=-1)
-        if not self.prior or prior is None:
-            return pooled
+        if not self.prior or rows.prior is None:
+            return pooled, weights
+        prior = rows.prior.log_softmax(dim=-1)
         gain = pooled.clamp_min(LOWEST) - prior.clamp_min(LOWEST)
         if self.nucleus < 1:
             gain = gain.where(self._likely(pooled) & self._likely(prior), 0.0)
-        return (pooled + self.correction * gain).log_softmax(dim=-1)
+        return (pooled + self.correction * gain).log_softmax(dim=-1), weights
 
     def _likely(self, logprobs: torch.Tensor) -> torch.Tensor:
         """The fewest tokens that hold a share ``nucleus`` of the probability; bool, same shape."""

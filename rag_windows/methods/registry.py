@@ -19,7 +19,9 @@ from rag_windows.methods.ensemble import ParallelEnsemble
 from rag_windows.methods.linked import Linked
 from rag_windows.methods.mateicl import MateICL
 from rag_windows.methods.neighbours import Neighbours
+from rag_windows.methods.pced import PCED
 from rag_windows.methods.pcw import PCW
+from rag_windows.methods.query_likelihood import QueryLikelihood
 from rag_windows.methods.sequential import Sequential
 from rag_windows.methods.sink import Sink
 from rag_windows.methods.structured_prompting import StructuredPrompting
@@ -32,6 +34,8 @@ METHODS: Mapping[str, type[Method]] = {
         StructuredPrompting,
         MateICL,
         ParallelEnsemble,
+        PCED,
+        QueryLikelihood,
         DeepThinking,
         Codebook,
         Linked,

@@ -14,7 +14,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from rag_windows.attention.layout import PromptLayout, WeightRecorder, current_layout, use_layout
 from rag_windows.errors import RagWindowsError
 from rag_windows.kv import Members
-from rag_windows.methods import ParallelEnsemble
+from rag_windows.methods.combination import Combination, RowLogits
 from rag_windows.steps.rows_cache import RowsCache
 
 MAX_ROW_TOKENS = 8192
@@ -29,18 +29,18 @@ class EnsembleLayout(PromptLayout):
     """A query whose windows, the members, answer each for itself."""
 
     members: Members = field(kw_only=True)
-    combination: ParallelEnsemble = field(kw_only=True)
+    combination: Combination = field(kw_only=True)
 
 
 @dataclass(frozen=True, slots=True)
 class Pass:
     """What one forward pass gave for its last tokens, the first of which stands at a position.
 
-    ``logprobs`` (queries, windows, tokens, vocabulary) are fp32 at least; ``prior`` (queries,
+    ``logits`` (queries, windows, tokens, vocabulary) are fp32 at least; ``prior`` (queries,
     tokens, vocabulary) is the row without a window.
     """
 
-    logprobs: torch.Tensor
+    logits: torch.Tensor
     prior: torch.Tensor | None
     first_position: int
     recorder: WeightRecorder | None
@@ -83,9 +83,9 @@ def passes(
             max(1, stop - first),
         )
         if stop > first:
-            by_window = logits.log_softmax(dim=-1).unflatten(0, (queries, members.per_query))
+            by_window = logits.unflatten(0, (queries, members.per_query))
             yield Pass(
-                logprobs=by_window[:, : members.count],
+                logits=by_window[:, : members.count],
                 prior=by_window[:, -1] if members.prior else None,
                 first_position=layout.position(held + first - start),
                 recorder=recorder,
@@ -152,8 +152,9 @@ def _forward(
     kept = int(logits_to_keep) or input_ids.shape[1]
     parts = []
     for one in passes(twin, layout, input_ids, position_ids, past_key_values, kept):
-        weights = layout.combination.weigh(one.logprobs, layout.members.fixed)
-        parts.append(layout.combination.combine(one.logprobs, weights, one.prior))
+        rows = RowLogits(one.logits, one.prior, layout.members.fixed, past_key_values.memory)
+        combined, weights = layout.combination.combine(rows)
+        parts.append(combined)
         _record(layout, one, weights)
     return CausalLMOutputWithPast(logits=torch.cat(parts, dim=1), past_key_values=past_key_values)
 

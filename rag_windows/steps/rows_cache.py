@@ -10,12 +10,14 @@ class RowsCache(DynamicCache):
     """An HF cache whose batch is queries x windows, ``per_query`` rows of each query together.
 
     Whoever reorders, repeats or selects its batch (beam search, several answers a prompt, scoring)
-    names queries; their rows move together.
+    names queries; their rows move together, and with them ``memory``, what their combination keeps
+    between forward passes: tensors by name, queries first.
     """
 
     def __init__(self, per_query: int) -> None:
         super().__init__()
         self.per_query = per_query
+        self.memory: dict[str, torch.Tensor] = {}
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         """Repeat each query; there is nothing to repeat before the first tokens."""
@@ -27,10 +29,16 @@ class RowsCache(DynamicCache):
     def batch_select_indices(self, indices: torch.Tensor) -> None:
         """Keep these queries, in this order."""
         super().batch_select_indices(self._rows(indices))
+        self._remember(indices)
 
     def reorder_cache(self, beam_idx: torch.Tensor) -> None:
         """Put these queries in place of those that are there."""
         super().reorder_cache(self._rows(beam_idx))
+        self._remember(beam_idx)
+
+    def _remember(self, queries: torch.Tensor) -> None:
+        for name, tensor in self.memory.items():
+            self.memory[name] = tensor[queries.to(tensor.device)]
 
     def _rows(self, queries: torch.Tensor) -> torch.Tensor:
         own = torch.arange(self.per_query, device=queries.device)

@@ -1,4 +1,4 @@
-"""`rag-windows eval icl` and `eval long`: what is asked, of what data, and what is refused."""
+"""`rag-windows eval icl`, `long` and `passages`: what is asked, of what data, what is refused."""
 
 from __future__ import annotations
 
@@ -265,3 +265,39 @@ def test_invented_needles_stand_inside_texts(tmp_path: Path) -> None:
         assert len(before) > 50 < len(behind)
         assert before.endswith("here. ")
         assert not any(code in one.text or name[1] in one.text for one in others)
+
+
+def test_questions_that_bring_their_passages(
+    run: Run, tmp_path: Path, small_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each is asked once for each number of passages and method, and the run goes on."""
+    monkeypatch.chdir(tmp_path)
+    rows = [
+        {
+            "question": f"What is number {number}?",
+            "answers": [f"{number}"],
+            "ctxs": [{"text": f"It is {number * 10 + i}.", "isgold": i == 0} for i in range(6)],
+        }
+        for number in range(5)
+    ]
+    write(tmp_path / "dpr.jsonl", *rows)
+    command = ("eval", "passages", "--data", "dpr.jsonl", "--passages", "2,4", "--out", "out")
+    methods = ("--methods", "sequential,query-likelihood,pced", "--model", str(small_folder))
+    short = ("--limit", "3", "--max-new-tokens", "2")
+    result = run(*command, *methods, *short, "--json")
+    assert result.exit_code == 0, result.stderr
+    found = json.loads(result.stdout)
+    assert found["compared"] == 6
+    assert found["groups"] == 3
+    assert found["metrics"] == [
+        *("contains", "exact", "f1", "not_mentioned"),
+        *("cites_right", "cites_right_if_right"),
+    ]
+    asked = records(tmp_path / "out")
+    assert len(asked) == 18
+    assert {len(one["passages"]) for one in asked} == {2, 4}
+    again = run(*command, *methods, *short, "--json")
+    assert len(records(tmp_path / "out")) == 18, again.stderr
+    report = (tmp_path / "out" / "report.md").read_text(encoding="utf-8")
+    assert "query-likelihood" in report
+    assert "4 passages" in report

@@ -14,6 +14,7 @@ import torch
 from rag_windows import (
     APE,
     METHODS,
+    PCED,
     PCW,
     Codebook,
     DeepThinking,
@@ -22,10 +23,12 @@ from rag_windows import (
     Method,
     MethodError,
     ParallelEnsemble,
+    QueryLikelihood,
     Sequential,
     StructuredPrompting,
 )
 from rag_windows.methods import base, linked, registry
+from rag_windows.methods.combination import RowLogits
 from rag_windows.methods.composed import Composed, chain
 from rag_windows.methods.mateicl import SCHEDULES
 from tests.test_repository import ROOT
@@ -70,6 +73,13 @@ def test_query_weights() -> None:
         (ParallelEnsemble, {"score_temperature": 0}, "score_temp"),
         (ParallelEnsemble, {"beta": "much"}, "beta must be"),
         (ParallelEnsemble, {"nucleus": 1.5}, "nucleus must be"),
+        *((PCED, {"beta": one}, "PCED beta must be") for one in (-0.1, math.inf, "much", True)),
+        *((PCED, {"gamma": one}, "PCED gamma must be") for one in (-1, math.nan, None)),
+        *((QueryLikelihood, {"retrieve": one}, "retrieve must be") for one in (0, 1.5, "all")),
+        (QueryLikelihood, {"gamma": -1}, "gamma must be"),
+        (QueryLikelihood, {"reader": StructuredPrompting()}, "structured-prompting.*use pcw"),
+        (QueryLikelihood, {"reader": Linked(0.5)}, "linked.*use pcw"),
+        (QueryLikelihood, {"reader": Codebook()}, "codebook: both choose"),
     ],
 )
 def test_numbers_and_readers_outside_the_domain_are_refused(
@@ -233,14 +243,15 @@ def test_retrieval_weighs_passages_and_not_their_windows() -> None:
     assert far_apart is not None
     assert far_apart.tolist() == [0.0, 0.0, 1.0]
     impossible = logs([0.0, 1.0], [0.5, 0.5], [0.25, 0.75])
-    combined = RETRIEVAL.combine(impossible, RETRIEVAL.weigh(impossible, far_apart), None)
+    combined, weights = RETRIEVAL.combine(RowLogits(impossible, fixed=far_apart))
+    assert weights.flatten().tolist() == [0.0, 0.0, 1.0]
     assert combined.exp().flatten().tolist() == pytest.approx([0.25, 0.75])
 
 
 def test_what_no_window_can_say_stays_finite() -> None:
     whole = ParallelEnsemble(beta=0.5, nucleus=1)
     windows, prior = logs([1.0, 0.0, 0.0, 0.0], HALF), logs([0.0, 0.0, 0.0, 1.0])[:, 0]
-    found = whole.combine(windows, torch.full((1, 2, 1), 0.5), prior)
+    found, _ = whole.combine(RowLogits(windows, prior, torch.full((2,), 0.5)))
     assert torch.isfinite(found).all()
     assert found.exp().sum().item() == pytest.approx(1)
     sure = logs([1.0, 0.0, 0.0, 0.0], [0.25] * 4)

@@ -217,6 +217,38 @@ def long(
     _running().evaluate(asking, over, "long", None, [None], {}, seed=asking.seed, **chosen)
 
 
+@evaluation.command()
+@spreading(without=_NO_OPTIONS)
+def passages(
+    *,
+    data: Annotated[
+        str,
+        option(
+            "FILE",
+            "Questions with their passages: JSON lines or a list with passages or ctxs, or a file "
+            "of HotpotQA, 2WikiMultihopQA, MuSiQue or SQuAD.",
+        ),
+    ],
+    passages: Annotated[
+        Any,
+        _several(
+            "Number of passages to read, the right ones among them; several numbers are compared. "
+            "Default: all that a question brings.",
+            1,
+        ),
+    ] = None,
+    asking: Asking,
+    over: RayOptions,
+) -> None:
+    """Questions that bring their passages: which method answers them right, and cites right.
+
+    The right passages are kept, others are added up to the number asked for, and the places of all
+    are shuffled by the seed. Where passages are not marked as right, citations are not scored.
+    """
+    chosen = {"sizes": passages or [None], "seed": asking.seed}
+    _running().evaluate(asking, over, "passages", data, [None], {}, **chosen)
+
+
 @dataclass(frozen=True, slots=True)
 class SuiteOptions(Asking):
     """What a suite is told; each field is the option of its name."""

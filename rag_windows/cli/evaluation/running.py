@@ -28,6 +28,7 @@ from rag_windows.evaluation import run as runs
 from rag_windows.evaluation.connected import ConnectedTask
 from rag_windows.evaluation.files import read, write_whole
 from rag_windows.evaluation.long import LongTask
+from rag_windows.evaluation.passages import PassagesTask
 from rag_windows.evaluation.summary import as_json, summarise
 from rag_windows.evaluation.task import Example, Record, Task
 from rag_windows.methods import resolve
@@ -47,11 +48,17 @@ _WITHOUT_DATA: Mapping[str, Callable[..., Task]] = {
 }
 """Tasks that need no file of the user's."""
 
+_OF_A_FILE: Mapping[str, Callable[..., Task]] = {
+    "inscit": inscit.InscitTask.read,
+    "chatrag": chatrag.ChatRagTask.read,
+}
+"""Tasks that a file of the user's holds."""
+
 
 class Source(BaseModel):
     """What a command was told about its data; no setting of the run, as files may move."""
 
-    kind: Literal["inscit", "chatrag", "icl", "long", "connected"]
+    kind: Literal["inscit", "chatrag", "icl", "long", "connected", "passages"]
     data: str | None
     limit: int | None
     options: dict[str, Any]
@@ -62,11 +69,13 @@ class Source(BaseModel):
         with progress("Reading the data"):
             if self.kind == "icl":
                 return icl.IclTask.open(str(self.data), texts=self.limit, **self.options)
+            if self.kind == "passages":
+                # A question is asked once for each number of passages.
+                return PassagesTask.read(str(self.data), questions=self.limit, **self.options)
             if self.kind in _WITHOUT_DATA:
                 task = _WITHOUT_DATA[self.kind](**self.options)
             else:
-                reader = inscit.InscitTask if self.kind == "inscit" else chatrag.ChatRagTask
-                task = reader.read(str(self.data), **self.options)
+                task = _OF_A_FILE[self.kind](str(self.data), **self.options)
         if self.limit is None or self.limit >= len(task.examples):
             return task
         settings = {**task.settings, "limit": self.limit}

@@ -94,6 +94,31 @@ def test_it_errs_no_more_than_pytorch(dtype: torch.dtype) -> None:
     assert errors[0] <= 1.05 * errors[1]
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("sizes", [(24, 33, 70), (100, 7, 200), (31, 300, 8)])
+def test_many_rows_in_fp32(
+    dtype: torch.dtype, sizes: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the processor has no product of them, in parts of few weights."""
+    monkeypatch.setattr(linear, "_without_product", lambda dtype: dtype != torch.float32)
+    rows, outs, ins = sizes
+    input, weight, bias = (draw(dtype, *size) for size in ((rows, ins), (outs, ins), (outs,)))
+    near(linear.product_in_fp32(input, weight, bias), input, weight, bias)
+    near(linear.product_in_fp32(input, weight, None), input, weight, None)
+    monkeypatch.setattr(linear, "MOST_WEIGHTS", 3 * ins)
+    near(linear.product_in_fp32(input, weight, bias), input, weight, bias)
+    module = linear.Linear(ins, outs).to(dtype)
+    module.load_state_dict({"weight": weight, "bias": bias})
+    near(module(input.view(1, rows, ins))[0], input, weight, bias)
+    # Few rows, other dtypes, gradients and a processor with a product of its own are left.
+    assert linear.product_in_fp32(input[:20], weight, bias) is None
+    assert linear.product_in_fp32(input.float(), weight.float(), None) is None
+    with torch.enable_grad():
+        assert linear.product_in_fp32(input, weight, bias) is None
+    monkeypatch.setattr(linear, "_without_product", lambda dtype: False)
+    assert linear.product_in_fp32(input, weight, bias) is None
+
+
 def test_numbers_that_are_none() -> None:
     weight = draw(torch.float32, 6, 40)
     weight[1, 39], weight[4, 3] = torch.nan, torch.inf

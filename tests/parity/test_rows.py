@@ -1,0 +1,190 @@
+"""Methods whose windows answer in rows of their own, against whole prompts of the plain model.
+
+Row i is one dense prompt [prefix | window i | query], the query where it stands in the engine,
+behind the longest window; the last row has no window. The formulas are stated once more here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
+
+import pytest
+import torch
+from torch import Tensor
+
+from rag_windows import PCED, MethodError, QueryLikelihood, Sequential
+from rag_windows.methods import resolve
+
+from . import dense, engine, tolerances, zoo
+from .cases import CASES, Case, case, plain
+
+ARCHITECTURES = ("llama", "qwen3", "gpt2", "gemma3_text-sliding")
+FORCED = tuple(zoo.ids(3, 31))
+SCORES = (0.3, 1.2, 2.0, 0.9)
+LOGITS = (-3.0, 1.5, 0.0, -0.5)
+"""Scores of a re-ranker."""
+
+RULES = {
+    "released": (PCED(), SCORES),
+    "without scores": (PCED(), ()),
+    "scores as logits": (PCED(gamma=0.7), LOGITS),
+    "fixed contrast": (PCED(beta=0.8, gamma=0), SCORES),
+    "no contrast": (PCED(beta=0), SCORES),
+}
+
+
+@cache
+def rows(name: str, layout: str, answer: tuple[int, ...]) -> Tensor:
+    """(windows + 1, tokens, vocabulary) logits: of each window, then of none."""
+    one, entry, made = CASES[layout], zoo.BY_NAME[name], []
+    for window in [*one.windows, []]:
+        packed = dense.pack(one.prefix, [window] if window else [], [*one.query, *answer])
+        further = max(map(len, one.windows)) - len(window)
+        packed = replace(packed, positions=packed.positions + further * packed.rows)
+        made.append(
+            dense.masked_logits(zoo.shared(name), entry.sliding, packed, entry.mask_by_type)
+        )
+    return torch.stack(made).double()
+
+
+def decided(logits: Tensor, first: int, rule: PCED, scores: Sequence[float]) -> Tensor:
+    """(tokens from the first on, vocabulary): the specification."""
+    *experts, amateur = logits[:, first:]
+    best = torch.full_like(amateur, -torch.inf)
+    for index, own in enumerate(experts):
+        beta: Tensor | float = 0.0 if rule.beta is None else rule.beta
+        if rule.beta is None:
+            p, q = own[0].softmax(-1), amateur[0].softmax(-1)
+            m = (p + q) / 2
+            beta = (0.5 * p * (p / m).log() + 0.5 * q * (q / m).log()).clamp(0, 1)
+        scored = (1 + beta) * own - beta * amateur
+        if scores and scores is SCORES:
+            scored = (
+                scored
+                + rule.gamma * torch.tensor(scores[index] / max(scores[: len(experts)])).log()
+            )
+        elif scores:
+            scored = scored + rule.gamma * (scores[index] - max(scores[: len(experts)]))
+        best = torch.maximum(best, scored)
+    return best.log_softmax(-1)
+
+
+@pytest.mark.parametrize("ruled", RULES)
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_experts(name: str, ruled: str) -> None:
+    lm, one, (rule, scores) = engine.shared(name), CASES["ragged"], RULES[ruled]
+    context = lm.encode_ids(one.prefix, one.windows, method=rule, scores=scores)
+    whole, last = rows(name, "ragged", FORCED), len(one.query) - 1
+    behind = decided(whole, last, rule, scores)
+    _, steps = engine.decode(lm, context, one.query, len(FORCED) + 1, [*FORCED, 0])
+    assert tolerances.gap(steps, behind) <= 1e-4
+    # Asked for every token, the first of them is where the contrast begins.
+    asked = decided(whole, 0, rule, scores)[: last + 1]
+    assert tolerances.gap(lm.logits(context, one.query), asked) <= 1e-4
+
+
+@pytest.mark.parametrize("layout", ["no prefix", "long prefix", "one-token query"])
+def test_experts_of_other_layouts(layout: str) -> None:
+    one = CASES[layout]
+    found = engine.logits("llama", one, PCED())
+    assert tolerances.gap(found, decided(rows("llama", layout, ()), 0, PCED(), ())) <= 1e-4
+
+
+def test_beams_keep_the_contrast_of_their_first_token() -> None:
+    lm, one = engine.shared("llama"), CASES["ragged"]
+    context = lm.encode_ids(one.prefix, one.windows, method=PCED())
+    decoded = lm.engine.decoder.generate(
+        context,
+        one.query,
+        options={
+            "max_new_tokens": 3,
+            "num_beams": 4,
+            "num_return_sequences": 2,
+            "do_sample": False,
+            "length_penalty": 0.0,
+            "output_scores": True,
+        },
+    )
+    for tokens, score in zip(decoded.sequences, decoded.raw.sequences_scores, strict=True):
+        whole = rows("llama", "ragged", tuple(tokens[:-1]))
+        logs = decided(whole, len(one.query) - 1, PCED(), ())
+        total = logs.gather(1, torch.tensor(tokens).unsqueeze(1)).sum()
+        assert score.item() == pytest.approx(total.item(), abs=1e-4)
+    assert decoded.sequences[0] != decoded.sequences[1]
+
+
+def likeliest(name: str, layout: str) -> list[int]:
+    """Windows by the log-probability of the query behind them, the likeliest first."""
+    query = torch.tensor(CASES[layout].query[1:])
+    logs = rows(name, layout, ())[:-1, :-1].log_softmax(-1)
+    total = logs.gather(2, query.view(1, -1, 1).expand(len(logs), -1, 1)).sum((1, 2))
+    return total.argsort(descending=True).tolist()  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+@pytest.mark.parametrize("layout", ["ragged", "no prefix", "long prefix"])
+def test_the_likeliest_is_read_as_if_it_were_the_only_one(name: str, layout: str) -> None:
+    lm, one = engine.shared(name), CASES[layout]
+    best = likeliest(name, layout)[0]
+    context = lm.encode_ids(one.prefix, one.windows, method=QueryLikelihood())
+    chosen = lm.engine.decoder.for_query(context, one.query)
+    assert chosen.chosen == (best,)
+    tolerances.agree(
+        lm.logits(context, one.query), plain(name, Case(one.prefix, [one.windows[best]], one.query))
+    )
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+@pytest.mark.parametrize("retrieve", [2, 3])
+def test_chosen_windows_in_one_prompt(name: str, retrieve: int) -> None:
+    """The others are encoded again behind the first, which gives the plain model's prompt."""
+    lm, one = engine.shared(name), CASES["ragged"]
+    best = likeliest(name, "ragged")[:retrieve]
+    method = QueryLikelihood(retrieve, reader=Sequential())
+    context = lm.encode_ids(one.prefix, one.windows, method=method)
+    whole = plain(name, Case(one.prefix, [one.windows[i] for i in best], one.query))
+    tolerances.agree(lm.logits(context, one.query), whole)
+    assert lm.engine.decoder.for_query(context, one.query).chosen == tuple(best)
+
+
+@pytest.mark.parametrize(
+    "reader", ["pcw", "ape:temperature=0.7,scale=0.8", "ensemble", "pced", "mateicl"]
+)
+def test_other_readers_of_the_chosen(reader: str) -> None:
+    lm, one = engine.shared("llama"), CASES["ragged"]
+    context = lm.encode_ids(
+        one.prefix, one.windows, method=resolve(f"query-likelihood:retrieve=2+{reader}")
+    )
+    best = sorted(likeliest("llama", "ragged")[:2])
+    fewer = Case(one.prefix, [one.windows[i] for i in best], one.query)
+    tolerances.agree(lm.logits(context, one.query), engine.logits("llama", fewer, resolve(reader)))
+
+
+def test_retrieval_scores_may_decide() -> None:
+    lm, one = engine.shared("llama"), CASES["ragged"]
+    worst = likeliest("llama", "ragged")[-1]
+    scores = [1.0 if index == worst else 1e-6 for index in range(len(one.windows))]
+    method = QueryLikelihood(gamma=100.0)
+    context = lm.encode_ids(one.prefix, one.windows, method=method, scores=scores)
+    assert lm.engine.decoder.for_query(context, one.query).chosen == (worst,)
+
+
+@pytest.mark.parametrize(
+    "reader", ["linked:tokens=0.5", "structured-prompting", "codebook", "query-likelihood"]
+)
+def test_readers_that_cannot_follow(reader: str) -> None:
+    with pytest.raises(MethodError, match="query-likelihood"):
+        resolve(f"query-likelihood+{reader}")
+
+
+def test_one_window_is_read_without_a_choice() -> None:
+    one = case(4, (9,), 5)
+    for method in (QueryLikelihood(), QueryLikelihood(2, reader=Sequential()), PCED(beta=0)):
+        found = engine.logits("llama", one, method)
+        if isinstance(method, PCED):
+            found, wanted = found.softmax(-1), plain("llama", one).softmax(-1)
+        else:
+            wanted = plain("llama", one)
+        tolerances.agree(found, wanted)
