@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -27,7 +28,7 @@ from typing import Annotated, Any, Self
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from rag_windows.errors import DataError
-from rag_windows.evaluation.chatrag import SORRY, bag_f1, chatrag_words, contains, settled
+from rag_windows.evaluation.chatrag import bag_f1, chatrag_words, contains
 from rag_windows.evaluation.files import Name, Source, read, validated
 from rag_windows.evaluation.task import Example, Record, Reference, Score, Task
 from rag_windows.passage import Passage
@@ -37,6 +38,18 @@ PREFIX = "Answer the question with a short phrase, using the documents."
 
 NEW_TOKENS = 32
 """Of an answer, unless the user gives another number."""
+
+
+_SAYS = (
+    r"(?:stat|mention|specif|give|giving|provid|f[oi]u?nd|availab|includ|contain|kn[oe]w|say|have|"
+    r"answer|disclos|indicat|clear)\w*"
+)
+_ABSTAINS = re.compile(
+    rf"(?:\bnot|n't|\bcannot be) (?:\w+ )?{_SAYS}|\bno (?:\w+ )?(?:information|mention|answer)\b"
+    r"|\b(?:unknown|unclear|unable to)\b",
+    re.IGNORECASE,
+)
+"""Says that the passages do not tell."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,13 +62,16 @@ class Question:
     passages: tuple[Passage, ...]
     right: tuple[bool, ...]
 
-    def reading(self, size: int | None, seed: int) -> Example:
+    def reading(self, size: int | None, seed: int, *, without_right: bool = False) -> Example:
         """So many of its passages: all right ones, then the first of the others, places shuffled.
 
-        The places depend on the question and the seed alone. None reads all passages.
+        The places depend on the question and the seed alone. None reads all passages. Without the
+        right ones, the others are read that stand beside them else.
         """
         order = sorted(range(len(self.passages)), key=lambda index: not self.right[index])
         read = order[: max(size, sum(self.right))] if size is not None else order
+        if without_right:
+            read = [index for index in read if not self.right[index]]
         random.Random(f"{seed}/{self.key}/{size}").shuffle(read)
         named = [replace(self.passages[at], id=f"{self.key}/{at + 1}") for at in read]
         right = [one.id for one, at in zip(named, read, strict=True) if self.right[at]]
@@ -81,6 +97,7 @@ class PassagesTask(Task):
         sizes: Sequence[int | None] = (None,),
         seed: int = 0,
         questions: int | None = None,
+        without_right: bool = False,
     ) -> Self:
         """Read a file of one of the formats.
 
@@ -90,6 +107,8 @@ class PassagesTask(Task):
                 fewer is read with all of them.
             seed: of the places of the passages.
             questions: how many to take, from the first on; None for all.
+            without_right: leave out the passages that are marked as right, so that a good answer
+                says that they do not tell.
 
         Raises:
             DataError: naming the line and the field that is wrong.
@@ -98,7 +117,9 @@ class PassagesTask(Task):
         found = list(islice(questions_of(source), questions))
         if not found:
             raise DataError(f"{path} holds no questions. Give a file that does.")
-        examples = [one.reading(size, seed) for one in found for size in sizes]
+        examples = [
+            one.reading(size, seed, without_right=without_right) for one in found for size in sizes
+        ]
         return cls(
             name=f"passages/{Path(path).name.partition('.')[0]}",
             examples=examples,
@@ -107,6 +128,7 @@ class PassagesTask(Task):
                 "sizes": list(sizes),
                 "seed": seed,
                 "questions": questions,
+                "without_right": without_right,
             },
             prefix=PREFIX,
             max_new_tokens=NEW_TOKENS,
@@ -131,7 +153,7 @@ class PassagesTask(Task):
             found["exact"].append(100.0 * any(words == chatrag_words(right) for right in rights))
             f1 = max(bag_f1(words, chatrag_words(right)) for right in rights)
             found["f1"].append(100.0 * f1)
-            found["not_mentioned"].append(100.0 * (settled(said) == SORRY or not words))
+            found["not_mentioned"].append(100.0 * (not words or bool(_ABSTAINS.search(said))))
             cited = max(
                 (one for one in record.passages if one.mass),
                 key=lambda one: one.mass or 0.0,

@@ -237,6 +237,14 @@ def passages(
             1,
         ),
     ] = None,
+    without_right: Annotated[
+        bool,
+        flag(
+            "--without-right",
+            "Leave out the right passages: who does not invent an answer says so, which is counted "
+            "as not mentioned.",
+        ),
+    ] = False,
     asking: Asking,
     over: RayOptions,
 ) -> None:
@@ -245,7 +253,8 @@ def passages(
     The right passages are kept, others are added up to the number asked for, and the places of all
     are shuffled by the seed. Where passages are not marked as right, citations are not scored.
     """
-    chosen = {"sizes": passages or [None], "seed": asking.seed}
+    chosen: dict[str, Any] = {"sizes": passages or [None], "seed": asking.seed}
+    chosen["without_right"] = without_right
     _running().evaluate(asking, over, "passages", data, [None], {}, **chosen)
 
 

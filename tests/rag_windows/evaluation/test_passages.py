@@ -155,6 +155,9 @@ def test_right_passages_stay_and_places_are_shuffled_by_the_seed(tmp_path: Path)
     assert len({one.key for one in task.examples}) == 40
     assert {one.group for one in task.examples} == {str(n) for n in range(1, 21)}
     assert len(PassagesTask.read(path, sizes=[3, 10], questions=4).examples) == 8
+    without = PassagesTask.read(path, sizes=[3], without_right=True)
+    for one in without.examples:
+        assert sorted(passage.text for passage in one.passages) == ["Nothing 0.", "Nothing 1."]
 
 
 def test_metrics(tmp_path: Path) -> None:
