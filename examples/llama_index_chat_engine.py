@@ -29,8 +29,12 @@ def main() -> None:
     )
     for question in given.questions or sample_questions()[:2]:
         response = engine.chat(question)
-        best = max(response.source_nodes, key=lambda one: one.metadata["attention_mass"])
-        print(f"> {question}\n{response}  [{best.node_id}]")
+        print(f"> {question}\n{response}")
+        for source in response.source_nodes:
+            if source.metadata["attention_mass"] > 0.1:
+                print(
+                    f"  {source.metadata['attention_mass']:.0%} of the attention: {source.node_id}"
+                )
 
 
 if __name__ == "__main__":

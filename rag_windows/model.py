@@ -16,7 +16,7 @@ from rag_windows import loading
 from rag_windows.batching.questions import answer_all, checked
 from rag_windows.batching.scheduler import Scheduler, shared_scheduler
 from rag_windows.cache.encoder import CachedEncoder
-from rag_windows.cache.passage_cache import PassageCache, Size
+from rag_windows.cache.passage_cache import PassageCache, Size, in_home
 from rag_windows.calibration import Example, Profile
 from rag_windows.calibration.calibrate import KEEP_BYTES, By, Metric, OnProgress, calibrate
 from rag_windows.codebook.book import OnPrepared, PassageBook
@@ -657,7 +657,7 @@ class WindowedLM:
             InputError: the windows of this method or header depend on a request.
             CacheError: the folder can't be used, is damaged, or was made with other settings.
         """
-        folder = None if path is None else Path(path).expanduser()
+        folder = None if path is None else in_home(path)
         cache = PassageCache(
             memory,
             disk if folder is not None else None,

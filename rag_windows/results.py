@@ -167,6 +167,14 @@ class Generation:
     raw: Any = field(default=None, repr=False, compare=False)
     reasoning: str = ""
 
+    @property
+    def cited(self) -> tuple[Citation, ...]:
+        """Citations of the passages that carried the answer, the strongest first.
+
+        See `rag_windows.integration.carried`. Empty without passages or without citations.
+        """
+        return carried(self.citations)
+
 
 @dataclass(frozen=True, slots=True)
 class Chunk:

@@ -214,6 +214,24 @@ def test_a_page_runs_as_it_stands(
                     _check(command, monkeypatch, servers)
 
 
+def asks(page: Path) -> bool:
+    """Whether the page's programs ask a retriever."""
+    return any(block.kind == "python" and ".retrieve(" in block.code for block in blocks(page))
+
+
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if asks(page)], ids=lambda path: str(path.relative_to(ROOT))
+)
+def test_a_page_s_programs_also_run_where_nothing_is_found(page: Path, folder: Path) -> None:
+    """Each question of the page becomes one that shares no word with the documents."""
+    namespace: dict[str, Any] = {"__name__": "__main__"}
+    with _as_before():
+        for block in blocks(page):
+            if block.kind == "python" and not block.gpu:
+                asked = re.sub(r'"[^"\n]*\?"', '"Xylophone?"', replaced(block.code))
+                exec(compile("\n" * block.line + asked, str(page), "exec"), namespace)  # noqa: S102 - our own pages
+
+
 @contextlib.contextmanager
 def _as_before() -> Iterator[None]:
     """Takes back what a page changes for its whole process: LlamaIndex's settings."""
@@ -316,9 +334,10 @@ def _masked(line: str) -> str:
 
 def _check_requirements(arguments: Sequence[str], told: str) -> None:
     """Fail unless packages, extras and folders of a pip command exist."""
-    ours = {}
+    ours, names = {}, {}
     for path in (ROOT / "pyproject.toml", *ROOT.glob("integrations/*/pyproject.toml")):
         project = tomllib.loads(path.read_text(encoding="utf-8"))
+        names[path.parent] = project["project"]["name"]
         ours[project["project"]["name"]] = project["project"].get("optional-dependencies", {})
         if path.parent == ROOT:
             groups = project.get("dependency-groups", {})
@@ -331,7 +350,12 @@ def _check_requirements(arguments: Sequence[str], told: str) -> None:
         elif word.startswith("."):
             name, _, extras = word.rstrip("]").partition("[")
             assert (ROOT / name / "pyproject.toml").is_file(), told
-            assert not extras or set(extras.split(",")) <= set(ours["rag-windows"]), told
+            wanted = set(filter(None, extras.split(",")))
+            assert wanted <= set(ours["rag-windows"]), told
+            # pip knows no folder but those that it is given.
+            needed = [Requirement(one) for extra in wanted for one in ours["rag-windows"][extra]]
+            given = {names.get(ROOT / one.partition("[")[0]) for one in arguments}
+            assert {one.name for one in needed} & set(ours) <= {"rag-windows", *given}, told
         else:
             requirement = Requirement(word)
             assert requirement.name in {*ours, *_pinned()}, told

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import logging
 import os
 import re
@@ -97,15 +98,36 @@ def free_disk(path: Path) -> int:
 
 
 def default_folder() -> Path:
-    """``RAG_WINDOWS_CACHE_DIR``, else a folder in the platform's cache folder; not created here."""
+    """``RAG_WINDOWS_CACHE_DIR``, else a folder in the platform's cache folder; not created here.
+
+    Raises:
+        CacheError: it would lie in the user's home folder, and there is none.
+    """
     if chosen := os.environ.get(FOLDER_VARIABLE):
-        return Path(chosen).expanduser()
+        return in_home(chosen)
     xdg = os.environ.get("XDG_CACHE_HOME", "")
     if sys.platform == "darwin":
-        base = Path.home() / "Library" / "Caches"
+        base = in_home("~/Library/Caches")
     else:  # the specification wants an absolute path
-        base = Path(xdg) if os.path.isabs(xdg) else Path.home() / ".cache"
+        base = Path(xdg) if os.path.isabs(xdg) else in_home("~/.cache")
     return base / "rag-windows" / "windows"
+
+
+def in_home(path: str | Path) -> Path:
+    """The path, ``~`` in front of it replaced; CacheError if the system knows no such home."""
+    # Where there is no home, os.path leaves ~ as it is; HOME may be relative.
+    found = os.path.expanduser(path)
+    if str(path).startswith("~") and not os.path.isabs(found):
+        raise CacheError(
+            f"The cache's folder {str(path)!r} can't be found, as there is no such home folder. "
+            f"Set HOME to one, or name a whole path in {FOLDER_VARIABLE}."
+        )
+    return Path(found)
+
+
+@functools.cache
+def _warn_once(text: str) -> None:
+    logger.warning("%s", text)
 
 
 AnyTier = MemoryTier | DiskTier | SharedTier
@@ -178,7 +200,7 @@ class PassageCache:
         self.salt_key = salt_key(salt)
         self.path: Path | None = None
         if path is not None or disk is not None:
-            self.path = Path(path).expanduser() if path is not None else default_folder()
+            self.path = in_home(path) if path is not None else default_folder()
         self.memory: MemoryTier | None = None
         self.disk: DiskTier | None = None
         waiting = _LEAST_WAITING
@@ -207,16 +229,32 @@ class PassageCache:
         """What ``cache=True`` means.
 
         A quarter of the free host memory, and of the disk a fifth of what is free, 50 GiB at most.
-        Memory alone where the system has no file locks and no `path` is given.
+        Where nobody named a folder, in `path` or ``RAG_WINDOWS_CACHE_DIR``, and the platform's
+        can't be had or the system has no file locks: memory alone. A warning says so once.
         """
-        folder = Path(path) if path is not None else default_folder()
         options.setdefault("memory", max(1, int(free_memory() * _MEMORY_SHARE)))
+        in_memory = {name: one for name, one in options.items() if name != "disk"}
         if path is None and options["memory"] is not None and not LOCKS_WORK:
-            options.pop("disk", None)
-            return cls(**options)
-        most = parse_size(DEFAULT_DISK, "disk")
-        options.setdefault("disk", max(1, min(most, int(free_disk(folder) * _DISK_SHARE))))
-        return cls(path=folder, **options)
+            return cls(**in_memory)
+        optional = path is None and not os.environ.get(FOLDER_VARIABLE)
+        optional = optional and options["memory"] is not None
+        try:
+            folder = in_home(path) if path is not None else default_folder()
+            if optional:
+                folder.mkdir(0o700, parents=True, exist_ok=True)
+            most = parse_size(DEFAULT_DISK, "disk")
+            options.setdefault("disk", max(1, min(most, int(free_disk(folder) * _DISK_SHARE))))
+            return cls(path=folder, **options)
+        except (CacheError, OSError) as error:
+            if not optional:
+                raise
+            cache = cls(**in_memory)  # raises again what came from the shared store
+            _warn_once(
+                "The default folder of the passage cache can't be used, so windows are cached in "
+                f"memory only ({str(error).partition('. ')[0]}). Name another one in "
+                f"{FOLDER_VARIABLE}."
+            )
+            return cache
 
     @classmethod
     def of(cls, cache: PassageCache | bool | None) -> PassageCache | None:

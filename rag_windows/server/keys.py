@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -55,7 +56,7 @@ class Keys:
             InputError: it can't be read, or a line is none; no key is told.
         """
         try:
-            text = Path(path).expanduser().read_text(encoding="utf-8")
+            text = Path(os.path.expanduser(path)).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise InputError(
                 f"The key file {path} can't be read: {error}. Check the path and its permissions."

@@ -244,7 +244,7 @@ def found_files(
 
 def _here(name: str, root: Path, opened: set[str]) -> Iterator[DocumentFile | Skipped]:
     """What is behind a file, a folder or a pattern, without the files that were found before."""
-    given = Path(name).expanduser()
+    given = Path(os.path.expanduser(name))  # pathlib's raises for a user that nobody knows
     tops = [given]
     try:
         if named := not glob.has_magic(name) or given.exists():

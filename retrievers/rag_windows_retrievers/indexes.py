@@ -7,13 +7,13 @@ starts after a crash, finds the old one or the new one.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import logging
 import os
-import re
 import tempfile
 import threading
-import unicodedata
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -38,6 +38,7 @@ from rag_windows_retrievers.retriever import (
     sentence_model,
 )
 from rag_windows_retrievers.splitting import DEFAULT_WORDS, TokenBudget, split_documents
+from rag_windows_retrievers.words import FUNCTION_WORDS, tokenize
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
@@ -53,17 +54,6 @@ Model: TypeAlias = "Encoder | str | Path | SentenceTransformer"
 BM25_FILE, DENSE_FILE = "bm25.safetensors", "dense.safetensors"
 _FORMAT = 2
 _log = logging.getLogger(__name__)
-
-# A character of a script written without spaces is a word of its own.
-_TOKEN = re.compile(r"[぀-ヿ㐀-䶿一-鿿]|[^\W぀-ヿ㐀-䶿一-鿿]+")
-
-# Words that carry a question's grammar rather than its subject.
-FUNCTION_WORDS = frozenset(
-    "a an and are as at be been but by can could did do does for from had has have how i if in "
-    "into is it its many me much my no not of on or please s she he her his him shall should so "
-    "such tell that the their them then there these they this those to us was we were what when "
-    "where which who whom whose why will with would you your".split()
-)
 
 PROBE = (
     "Which river runs through the old town?",
@@ -170,11 +160,6 @@ def _digest(head: str, arrays: dict[str, Any]) -> str:
     return digest.hexdigest()
 
 
-def tokenize(text: str) -> list[str]:
-    """Words of a text: compatibility-normalised, case-folded, no stemming."""
-    return _TOKEN.findall(unicodedata.normalize("NFKC", text).casefold())
-
-
 class BM25Retriever:
     """Okapi BM25 over the titles and texts of passages, computed by `bm25s`.
 
@@ -200,13 +185,14 @@ class BM25Retriever:
                 f"BM25's k1 must be at least 0 and b from 0 to 1, not k1={k1} and b={b}."
             )
         self.passages = tuple(with_neighbours(passages))
-        words = [tokenize(ranked_text(one)) for one in self.passages]
-        if not any(words):
+        places: defaultdict[str, int] = defaultdict(itertools.count().__next__)
+        words = [[places[word] for word in tokenize(ranked_text(one))] for one in self.passages]
+        if not places:
             raise RetrievalError("No passage holds a word. Check the contents of the documents.")
         import bm25s  # on first use: importing the engine needs none of it
 
         self._index = bm25s.BM25(k1=k1, b=b, method="lucene", backend="numpy")
-        self._index.index(words, show_progress=False)
+        self._index.index((words, dict(places)), show_progress=False)
 
     def retrieve(self, query: str, k: int = DEFAULT_K) -> list[ScoredPassage]:
         """Rank the passages that share a word with the query; see `Retriever.retrieve`."""

@@ -36,8 +36,9 @@ class Retriever(Protocol):
     """Anything that finds passages for a query.
 
     Every retriever of this package finds at most `k` passages, best first. Their `score` is finite
-    and has a unit of the retriever's own; the rest of a passage is as it was given. A blank query
-    finds nothing. Threads may share a retriever.
+    and has a unit of the retriever's own; the rest of a passage is as it was given. Of passages
+    with the same title and text only the first is found, so that copies take no other's place. A
+    blank query finds nothing. Threads may share a retriever.
     """
 
     def retrieve(self, query: str, k: int = DEFAULT_K) -> list[ScoredPassage]:
@@ -62,12 +63,21 @@ def check_k(k: int) -> None:
 def best(
     passages: Sequence[Passage], scores: Any, k: int | None, *, above: float = -math.inf
 ) -> list[ScoredPassage]:
-    """The first `k` by their score, of those above a score; equal ones keep their order."""
+    """The first `k` different ones by their score, of those above one; ties keep their order."""
     scores = np.asarray(scores)
-    order = np.argsort(-scores, kind="stable")[:k].tolist()
-    return [
-        dataclasses.replace(passages[i], score=float(scores[i])) for i in order if scores[i] > above
-    ]
+    found: dict[tuple[str | None, str], ScoredPassage] = {}
+    for i in np.argsort(-scores, kind="stable"):
+        if len(found) == k or not scores[i] > above:
+            break
+        one = passages[i]
+        if content(one) not in found:
+            found[content(one)] = dataclasses.replace(one, score=float(scores[i]))
+    return list(found.values())
+
+
+def content(passage: Passage) -> tuple[str | None, str]:
+    """What a reader gets of a passage: its title and its text."""
+    return passage.title, passage.text
 
 
 def ranked_text(passage: Passage) -> str:
@@ -116,8 +126,9 @@ class HybridRetriever:
         scores: dict[object, float] = {}
         for retriever, weight in zip(self.retrievers, self.weights, strict=True):
             some = retriever.retrieve(query, max(k, self.depth))
-            # An id alone would do only if nobody ever gave one id to two texts.
-            distinct = {(one.id, one.title, one.text): one for one in some}
+            distinct: dict[object, ScoredPassage] = {}
+            for one in some:
+                distinct.setdefault(content(one), one)
             for rank, (key, one) in enumerate(distinct.items(), start=1):
                 found.setdefault(key, one)
                 scores[key] = scores.get(key, 0.0) + weight / (60 + rank)
@@ -192,7 +203,7 @@ class Reranker:
     def rerank(
         self, query: str, passages: Sequence[Passage], k: int | None = None
     ) -> list[ScoredPassage]:
-        """The best `k` of any passages, or all, with the model's scores; equal ones in order."""
+        """The best `k` of any passages, or all different ones, with the model's scores."""
         if not passages:
             return []
         pairs = [(query, ranked_text(one)) for one in passages]

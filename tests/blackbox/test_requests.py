@@ -264,3 +264,17 @@ def test_a_stop_iteration_of_other_callbacks_becomes_a_generation_error() -> Non
     examples = [{"query": f"Who {i}?", "passages": TEXTS, "answer": "x"} for i in range(8)]
     with pytest.raises(GenerationError, match="StopIteration"):
         lm.calibrate(examples, on_progress=stop_iteration)
+
+
+def test_an_answer_without_passages_cites_nothing() -> None:
+    """Programs that loop over what is cited need no case of their own for it."""
+    lm = small.lm()
+    for passages in ([], ["", " \n"], [*TEXTS, ""]):
+        answer = lm.generate("Who?", passages, max_new_tokens=3)
+        assert answer.citations is not None
+        assert len(answer.citations) == len(passages)
+        assert {one.passage for one in answer.cited} <= {0, 1}
+        masses = [one.mass for one in answer.cited]
+        assert masses == sorted(masses, reverse=True)
+        assert bool(masses) == (passages[:2] == TEXTS)
+    assert lm.generate("Who?", TEXTS, max_new_tokens=3, citations=False).cited == ()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 import sys
 import tarfile
@@ -71,9 +72,15 @@ class Environment:
 
     def install(self, *requirements: str) -> None:
         """As a user does it; the names of our own distributions mean the built wheels."""
+        self.run_pip(shlex.join(["pip", "install", *requirements]))
+
+    def run_pip(self, command: str, folder: Path | None = None) -> None:
+        """Run a command "pip install ..." in a folder, here by default."""
+        program, verb, *requirements = shlex.split(command)
+        assert (program, verb) == ("pip", "install")
         pip = [sys.executable, "-m", "pip", "--python", self.executable, "install", "--quiet"]
-        done = self._run(*pip, "-c", str(self._pins), *requirements)
-        assert done.returncode == 0, done.stderr
+        done = self._run(*pip, "-c", str(self._pins), *requirements, folder=folder)
+        assert done.returncode == 0, f"{command}\n{done.stderr}"
 
     def installed(self) -> set[str]:
         """The names of what is installed."""
@@ -93,12 +100,12 @@ class Environment:
         """Run `rag-windows`."""
         return self._run(str(self.bin / "rag-windows"), *arguments)
 
-    def _run(self, *command: str) -> subprocess.CompletedProcess[str]:
+    def _run(self, *command: str, folder: Path | None = None) -> subprocess.CompletedProcess[str]:
         variables = {name: os.environ[name] for name in os.environ if name != "PYTHONPATH"}
         here = {"HF_HUB_OFFLINE": "1", "RAG_WINDOWS_CACHE_DIR": str(self.folder / "windows")}
         return subprocess.run(
             command,
-            cwd=self.folder,
+            cwd=folder or self.folder,
             env={**variables, **here},
             capture_output=True,
             text=True,

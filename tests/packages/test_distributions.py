@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 import zipfile
 from collections.abc import Callable
 from email.parser import Parser
@@ -17,7 +19,7 @@ from packaging.utils import canonicalize_name, parse_sdist_filename, parse_wheel
 import rag_windows
 from rag_windows.samples import samples_path
 from tests.packages.environments import WHEELS, Environment, constraints, members, torch_alone
-from tests.test_documents import blocks, replaced
+from tests.test_documents import PAGES, blocks, replaced
 from tests.test_repository import DISTRIBUTIONS, FOLDERS, ROOT, project
 
 pytestmark = pytest.mark.dist
@@ -74,8 +76,12 @@ LACKS = {
     "eval": ["eval", "inscit", "--data", "dev.json", "--model", "tiny-reader"],
     "figures": ["calibrate", "--docs", "notes", "--model", "tiny-reader", "--plot", "heat.png"],
 }
-ADAPTERS = {"langchain", "llama-index", "lm-eval"}
-"""Extras that bring distributions of ours, without which there is nothing to import."""
+ADAPTERS = {
+    "langchain": "langchain_rag_windows; langchain_rag_windows.RagWindowsMiddleware",
+    "llama-index": "llama_index.llms.rag_windows, llama_index.retrievers.rag_windows",
+    "lm-eval": "lm_eval_rag_windows",
+}
+"""Extras that bring distributions of ours, without which there is nothing to import: these."""
 
 
 @pytest.fixture(scope="module")
@@ -91,6 +97,13 @@ def fresh(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Environment
         return environment
 
     return make
+
+
+@pytest.fixture
+def clone(tmp_path: Path) -> Callable[[], Environment]:
+    """A fresh environment for which our own names mean nothing."""
+    torch = torch_alone(tmp_path / "torch")
+    return lambda: Environment(tmp_path / "environment", torch, ROOT / "constraints.txt")
 
 
 def run_page(environment: Environment, page: Path) -> None:
@@ -217,6 +230,32 @@ def test_the_harness_alone_then_all_adapters_and_the_readme(
     assert environment.installed() >= {*FOLDERS, "langchain"} - {"vllm-rag-windows"}
     (environment.folder / "notes").symlink_to(ROOT / "examples" / "notes")
     run_page(environment, ROOT / "README.md")
+
+
+def from_a_clone() -> list[str]:
+    """The commands on our pages that install folders of a clone, those in comments included."""
+    texts = [page.read_text(encoding="utf-8") for page in PAGES]
+    commands = [one.strip() for text in texts for one in re.findall(r"pip install [^`#\n]+", text)]
+    return sorted({one for one in commands if any(map(is_folder, shlex.split(one)))})
+
+
+def is_folder(word: str) -> bool:
+    return word.startswith(".")
+
+
+@pytest.mark.parametrize("command", from_a_clone())
+def test_a_command_for_a_clone_works_as_printed(
+    clone: Callable[[], Environment], command: str
+) -> None:
+    """And behind it what pages and messages say for an index, though no index has our names."""
+    environment = clone()
+    environment.run_pip(command, ROOT)
+    environment.python(ASKS)
+    extras = {"pdf", *(one for one in ADAPTERS if f"[{one}" in command)}
+    environment.run_pip(f'pip install "rag-windows[{",".join(sorted(extras))}]"')
+    environment.python("import pypdf")
+    for extra in extras & ADAPTERS.keys():
+        environment.python(f"import {ADAPTERS[extra]}")
 
 
 def test_the_connector_for_vllm_beside_an_engine_that_has_no_transformers(

@@ -48,7 +48,7 @@ def test_bm25_finds_words_of_titles_and_texts(query: str, found: list[str]) -> N
 def test_bm25_reads_scripts_without_spaces_and_keeps_the_order_of_ties() -> None:
     retriever = BM25Retriever([Passage("大阪は西にある"), Passage("東京は東にある"), Passage("")])
     assert retriever.retrieve("東京はどこ?", 1)[0].text == "東京は東にある"
-    retriever = BM25Retriever([Passage("same words", id=str(i)) for i in range(100)])
+    retriever = BM25Retriever([Passage(f"same {i}", id=str(i)) for i in range(100)])
     assert [one.id for one in retriever.retrieve("same", 20)] == [str(i) for i in range(20)]
 
 
@@ -71,15 +71,16 @@ def test_dense_asks_with_the_mean_of_paragraphs() -> None:
 
 
 class Fixed:
-    """Always finds the same ids."""
+    """Always finds the same ids, each of a text of its own."""
 
-    def __init__(self, ids: str, text: str = "") -> None:
+    def __init__(self, ids: str, text: str = "text") -> None:
         self.ids, self.text = ids, text
         self.asked: list[int] = []
 
     def retrieve(self, query: str, k: int = 8) -> list[ScoredPassage]:
         self.asked.append(k)
-        return [Passage(self.text, id=one, score=9.0 - i) for i, one in enumerate(self.ids)][:k]
+        found = enumerate(self.ids)
+        return [Passage(f"{self.text} {one}", id=one, score=9.0 - i) for i, one in found][:k]
 
 
 def test_hybrid_follows_the_formula() -> None:
