@@ -22,7 +22,13 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, StoppingCrite
 from transformers.generation.streamers import BaseStreamer
 
 from rag_windows.attention.hook import register
-from rag_windows.attention.layers import check_attention, check_config, position_limit, prompt_limit
+from rag_windows.attention.layers import (
+    check_attention,
+    check_config,
+    position_limit,
+    probe_ids,
+    prompt_limit,
+)
 from rag_windows.attention.twin import Twin
 from rag_windows.cache.encoder import CachedEncoder
 from rag_windows.cache.fingerprint import ModelIdentity, TokenizerIdentity
@@ -154,7 +160,14 @@ class Engine:
         twin = Twin(model)
         self.plain_encoder = Encoder(twin, max_batch_tokens)
         self.decoder = Decoder(model, self.plain_encoder)
-        twin.check = functools.partial(_check, model, self.decoder)
+        self._text: TextParts | None = None
+        if tokenizer is not None:
+            prompt = Prompt(
+                tokenizer, header=header, template_kwargs=template_kwargs, text_tokens=text_tokens
+            )
+            self._text = TextParts(prompt, Detokenizer(tokenizer))
+        prompt_or_none = None if self._text is None else self._text.prompt
+        twin.check = functools.partial(_check, model, self.decoder, prompt_or_none)
         twin.check()
         self._tokenizer_identity = TokenizerIdentity(tokenizer)
         self._revision = revision
@@ -166,12 +179,6 @@ class Engine:
             max_window_tokens = whole_number("max_window_tokens", max_window_tokens)
         half = self.position_limit // 2 if self.position_limit else None
         self.max_window_tokens = max_window_tokens or half
-        self._text: TextParts | None = None
-        if tokenizer is not None:
-            prompt = Prompt(
-                tokenizer, header=header, template_kwargs=template_kwargs, text_tokens=text_tokens
-            )
-            self._text = TextParts(prompt, Detokenizer(tokenizer))
         self.numbered = header in ("number", "number+title")
 
     def with_cache(self, cache: PassageCache | bool | None) -> Self:
@@ -630,12 +637,13 @@ def _seen(windows: Sequence[WindowTokens], method: Auto) -> str:
     )
 
 
-def _check(model: PreTrainedModel, decoder: Decoder) -> None:
+def _check(model: PreTrainedModel, decoder: Decoder, prompt: Prompt | None) -> None:
     """Refuse a model whose attention can't be split, when it is wrapped and when it was edited."""
 
     def split(prefix: Sequence[int], window: Sequence[int], query: Sequence[int]) -> torch.Tensor:
         context = encode_context(decoder.runner, prefix, [window], PCW())
-        return decoder.forward(context, torch.tensor([list(query)]))[0, -1].float()
+        return decoder.forward(context, torch.tensor([list(query)]))[0].float()
 
     check_config(model)
-    check_attention(model, split)
+    ids = probe_ids(decoder.vocabulary, None if prompt is None else prompt.encode_text)
+    check_attention(model, split, ids)
