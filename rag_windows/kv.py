@@ -95,7 +95,7 @@ class Windows:
             n_groups: number of groups; a group without a span gets no attention.
             spans: see `spans`; by default the windows' own lengths.
         """
-        span_groups = torch.zeros(len(groups), n_groups)
+        span_groups = torch.zeros(len(groups), n_groups, dtype=torch.float32)
         span_groups[torch.arange(len(groups)), torch.tensor(list(groups), dtype=torch.int64)] = 1.0
         lengths = tuple(len(w.ids) for w in windows) if spans is None else tuple(spans)
         return cls(tuple(windows), lengths, span_groups)
