@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextvars
 import copy
 import functools
+import logging
 import queue
 import threading
 import time
@@ -92,6 +93,8 @@ from rag_windows.sampling import (
 )
 from rag_windows.threads import Worker
 
+logger = logging.getLogger(__name__)
+
 OnWarmed = Callable[[int, int | None], None]
 """Told how many passages are done, and of how many; None where that is not known."""
 
@@ -160,6 +163,7 @@ class Engine:
         twin = Twin(model)
         self.plain_encoder = Encoder(twin, max_batch_tokens)
         self.decoder = Decoder(model, self.plain_encoder)
+        self._clock_known = False
         self._text: TextParts | None = None
         if tokenizer is not None:
             prompt = Prompt(
@@ -210,8 +214,17 @@ class Engine:
         plain = self.plain_encoder
         self.encoder: WindowEncoder = plain
         if cache is not None:
+            self._warn_of_clock()
             identity = ModelIdentity(self.model, plain, self._revision)
             self.encoder = CachedEncoder(plain, cache, identity, self._tokenizer_identity)
+
+    def _warn_of_clock(self) -> None:
+        """Say once that the cache finds little, where the chat template asks the clock."""
+        if self._text is None or self._clock_known:
+            return
+        self._clock_known = True
+        if (clock := self._text.prompt.clock) is not None:
+            logger.warning("%s", clock)
 
     def ask(self, asked: BatchRequest) -> tuple[Engine, Request]:
         """What answers a question, and the checked question; a book chooses its passages first.
