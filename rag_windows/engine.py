@@ -215,7 +215,7 @@ class Engine:
         self.encoder: WindowEncoder = plain
         if cache is not None:
             self._warn_of_clock()
-            identity = ModelIdentity(self.model, plain, self._revision)
+            identity = ModelIdentity(self.model, plain, self._revision, cache.weight_sums)
             self.encoder = CachedEncoder(plain, cache, identity, self._tokenizer_identity)
 
     def _warn_of_clock(self) -> None:
