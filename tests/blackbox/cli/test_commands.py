@@ -25,6 +25,21 @@ def told(run: Run, *args: str | Path) -> Any:
     return json.loads(result.stdout)
 
 
+def test_what_was_encoded_and_what_was_cached_are_told_apart(
+    run: Run, model: str, tmp_path: Path
+) -> None:
+    where = ("--docs", "docs", "--model", model, "--cache-dir", tmp_path, "--max-new-tokens", "2")
+    lines = [
+        run("ask", question, *where, *more).stdout.splitlines()[-1]
+        for question in (QUESTION, QUESTION)
+        for more in (("--top-k", "1"), ())
+    ]
+    assert "windows: 1 encoded, in " in lines[0]
+    assert "windows: 1 encoded, 1 read from the cache, in " in lines[1]
+    assert "windows: 1 read from the cache, in " in lines[2]
+    assert "windows: 2 read from the cache, in " in lines[3]
+
+
 def test_a_second_question_finds_the_first_ones_windows(
     ask: Told, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
