@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from huggingface_hub import try_to_load_from_cache
-from huggingface_hub.utils import HFValidationError
+from huggingface_hub.errors import HFValidationError
 
 from rag_windows.cache.keys import fields, is_key
 

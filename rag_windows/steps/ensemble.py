@@ -150,7 +150,7 @@ def _forward(
             "The model of an ensemble was called outside of a request. Call the model itself."
         )
     kept = int(logits_to_keep) or input_ids.shape[1]
-    parts, cache = [], inputs.get(CACHE)
+    parts, cache = [], cast(RowsCache, inputs.get(CACHE))
     for one in passes(twin, layout, input_ids, position_ids, cache, kept):
         weights = layout.combination.weigh(one.logprobs, layout.members.fixed)
         parts.append(layout.combination.combine(one.logprobs, weights, one.prior))

@@ -500,8 +500,8 @@ def test_loading_and_answering_write_nothing(
     small_lm.model.save_pretrained(tmp_path)
     small_lm.tokenizer.save_pretrained(tmp_path)
     capfd.readouterr()
-    options = {"dequantize": True} if form == "dequantized" else {}
-    lm = WindowedLM.from_pretrained(tmp_path if form == "folder" else packed, **options)
+    place = tmp_path if form == "folder" else packed
+    lm = WindowedLM.from_pretrained(place, dequantize=form == "dequantized")
     lm.generate("How deep?", PASSAGES, max_new_tokens=2)
     assert capfd.readouterr() == ("", "")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 from collections.abc import Callable
@@ -26,7 +27,7 @@ class Reads:
         original = fingerprint._hashed
 
         def hashed(tensor: torch.Tensor, hash_with: Any) -> bytes:
-            self.count += hash_with is fingerprint.hashlib.sha256
+            self.count += hash_with is hashlib.sha256
             return original(tensor, hash_with)
 
         monkeypatch.setattr(fingerprint, "_hashed", hashed)
@@ -138,6 +139,11 @@ def piped(path: Path) -> None:
     os.mkfifo(path)
 
 
+def replaced_by_a_file(path: Path) -> None:
+    shutil.rmtree(path.parent)
+    path.parent.write_text("x")
+
+
 DAMAGE: dict[str, Change] = {
     "a bit of the seal": flipped(0),
     "a bit of a digest": flipped(40),
@@ -152,10 +158,7 @@ DAMAGE: dict[str, Change] = {
     "gone": lambda path: path.unlink(),
     "no folder": lambda path: shutil.rmtree(path.parent),
     "open to others": lambda path: path.parent.chmod(0o777),
-    "a file for the folder": lambda path: (
-        shutil.rmtree(path.parent),
-        path.parent.write_text("x"),
-    ),
+    "a file for the folder": replaced_by_a_file,
 }
 
 
