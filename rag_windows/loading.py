@@ -340,12 +340,12 @@ def _unpacked(source: str, kwargs: dict[str, Any]) -> dict[str, Any]:
         return {name: value for name, value in kwargs.items() if name != "dequantize"}
     if kwargs.get("gguf_file") is None:
         raise InputError(
-            f"dequantize unpacks the blocks of a GGUF file, and {source!r} is none. Leave it out, "
-            "or name a GGUF file."
+            f"The option dequantize unpacks the blocks of a GGUF file, and {source!r} is none. Leave "
+            "it out, or name a GGUF file."
         )
     if kwargs.get("quantization_config") is not None:
         raise InputError(
-            "dequantize can't be combined with quantization_config. Put everything into "
+            "The option dequantize can't be combined with quantization_config. Put everything into "
             "quantization_config."
         )
     rest = {name: value for name, value in kwargs.items() if name != "dequantize"}

@@ -261,13 +261,24 @@ def test_what_is_asked_of_a_model_reaches_its_loading(
     monkeypatch.setattr(WindowedLM, "from_pretrained", load)
     shown = run(
         *("ask", "Zelwick?", "--model", small_folder, "--device", "cpu", "--no-cache"),
-        *("--dtype", "bfloat16", "--rag-scale", "0.5", "--top-k", "1", "--max-new-tokens", "1"),
+        *(
+            "--dtype",
+            "bfloat16",
+            "--dequantize",
+            "--rag-scale",
+            "0.5",
+            "--top-k",
+            "1",
+            "--max-new-tokens",
+            "1",
+        ),
     )
     assert shown.exit_code == 0
     assert issubclass(loaded[0].pop("tqdm_class"), tqdm)
     assert loaded[0] == {
         "name": str(small_folder),
         "dtype": "bfloat16",
+        "dequantize": True,
         "device_map": "cpu",
         "method": APE(scale=0.5),
         "max_window_tokens": None,
