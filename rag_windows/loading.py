@@ -340,8 +340,8 @@ def _unpacked(source: str, kwargs: dict[str, Any]) -> dict[str, Any]:
         return {name: value for name, value in kwargs.items() if name != "dequantize"}
     if kwargs.get("gguf_file") is None:
         raise InputError(
-            f"The option dequantize unpacks the blocks of a GGUF file, and {source!r} is none. Leave "
-            "it out, or name a GGUF file."
+            f"The option dequantize unpacks the blocks of a GGUF file, and {source!r} is none. "
+            "Leave it out, or name a GGUF file."
         )
     if kwargs.get("quantization_config") is not None:
         raise InputError(
