@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextvars
 import copy
 import functools
+import logging
 import queue
 import threading
 import time
@@ -22,7 +23,13 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, StoppingCrite
 from transformers.generation.streamers import BaseStreamer
 
 from rag_windows.attention.hook import register
-from rag_windows.attention.layers import check_attention, check_config, position_limit, prompt_limit
+from rag_windows.attention.layers import (
+    check_attention,
+    check_config,
+    position_limit,
+    probe_ids,
+    prompt_limit,
+)
 from rag_windows.attention.twin import Twin
 from rag_windows.cache.encoder import CachedEncoder
 from rag_windows.cache.fingerprint import ModelIdentity, TokenizerIdentity
@@ -85,6 +92,8 @@ from rag_windows.sampling import (
     whole_number,
 )
 from rag_windows.threads import Worker
+
+logger = logging.getLogger(__name__)
 
 OnWarmed = Callable[[int, int | None], None]
 """Told how many passages are done, and of how many; None where that is not known."""
@@ -155,7 +164,16 @@ class Engine:
         twin = Twin(model)
         self.plain_encoder = Encoder(twin, max_batch_tokens)
         self.decoder = Decoder(model, self.plain_encoder)
-        twin.check = functools.partial(_check, model, self.decoder)
+        self._clock_known = False
+        self._text: TextParts | None = None
+        if tokenizer is not None:
+            prompt = Prompt(
+                tokenizer, header=header, template_kwargs=template_kwargs, text_tokens=text_tokens
+            )
+            reasoning = ReasoningFormat.of(tokenizer, template_kwargs or {})
+            self._text = TextParts(prompt, Detokenizer(tokenizer), reasoning)
+        prompt_or_none = None if self._text is None else self._text.prompt
+        twin.check = functools.partial(_check, model, self.decoder, prompt_or_none)
         twin.check()
         self._tokenizer_identity = TokenizerIdentity(tokenizer)
         self._revision = revision
@@ -167,13 +185,6 @@ class Engine:
             max_window_tokens = whole_number("max_window_tokens", max_window_tokens)
         half = self.position_limit // 2 if self.position_limit else None
         self.max_window_tokens = max_window_tokens or half
-        self._text: TextParts | None = None
-        if tokenizer is not None:
-            prompt = Prompt(
-                tokenizer, header=header, template_kwargs=template_kwargs, text_tokens=text_tokens
-            )
-            reasoning = ReasoningFormat.of(tokenizer, template_kwargs or {})
-            self._text = TextParts(prompt, Detokenizer(tokenizer), reasoning)
         self.numbered = header in ("number", "number+title")
 
     def with_cache(self, cache: PassageCache | bool | None) -> Self:
@@ -205,8 +216,17 @@ class Engine:
         plain = self.plain_encoder
         self.encoder: WindowEncoder = plain
         if cache is not None:
-            identity = ModelIdentity(self.model, plain, self._revision)
+            self._warn_of_clock()
+            identity = ModelIdentity(self.model, plain, self._revision, cache.weight_sums)
             self.encoder = CachedEncoder(plain, cache, identity, self._tokenizer_identity)
+
+    def _warn_of_clock(self) -> None:
+        """Say once that the cache finds little, where the chat template asks the clock."""
+        if self._text is None or self._clock_known:
+            return
+        self._clock_known = True
+        if (clock := self._text.prompt.clock) is not None:
+            logger.warning("%s", clock)
 
     def ask(self, asked: BatchRequest) -> tuple[Engine, Request]:
         """What answers a question, and the checked question; a book chooses its passages first.
@@ -692,12 +712,13 @@ def _seen(windows: Sequence[WindowTokens], method: Auto) -> str:
     )
 
 
-def _check(model: PreTrainedModel, decoder: Decoder) -> None:
+def _check(model: PreTrainedModel, decoder: Decoder, prompt: Prompt | None) -> None:
     """Refuse a model whose attention can't be split, when it is wrapped and when it was edited."""
 
     def split(prefix: Sequence[int], window: Sequence[int], query: Sequence[int]) -> torch.Tensor:
         context = encode_context(decoder.runner, prefix, [window], PCW())
-        return decoder.forward(context, torch.tensor([list(query)]))[0, -1].float()
+        return decoder.forward(context, torch.tensor([list(query)]))[0].float()
 
     check_config(model)
-    check_attention(model, split)
+    ids = probe_ids(decoder.vocabulary, None if prompt is None else prompt.encode_text)
+    check_attention(model, split, ids)

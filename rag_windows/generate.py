@@ -21,7 +21,7 @@ from transformers.generation.streamers import BaseStreamer
 from rag_windows.attention.layers import check_tables, table_limit
 from rag_windows.attention.layout import PromptLayout, WeightRecorder, use_layout
 from rag_windows.errors import InputError
-from rag_windows.kv import Members, Windows
+from rag_windows.kv import CACHE, Members, Windows
 from rag_windows.loading import input_device
 from rag_windows.methods import ParallelEnsemble, QueryLikelihood, query_bias
 from rag_windows.prefill import EncodedContext, Encoder
@@ -210,7 +210,8 @@ class Decoder:
             before = context.prefix_ids if past == 0 else ()
             prefix = torch.tensor(before, dtype=torch.int64, device=ids.device)
             whole = torch.cat([prefix.expand(rows, -1), ids], dim=1)
-            output = self.model(whole, past_key_values=cache, use_cache=cache is not None, **kept)
+            held = {CACHE: cache, "use_cache": cache is not None}
+            output = self.model(whole, **held, **kept)
             return torch.as_tensor(output.logits)[:, -(last or tokens) :]
         start = context.query_start + past
         positions = torch.arange(start, start + tokens, device=ids.device).expand(rows, -1)
@@ -218,7 +219,7 @@ class Decoder:
         check_tables(self._table_limit, start + tokens)
         with use_layout(self.layout(context, recorder)):
             output = self._reader(context)(
-                ids, position_ids=positions, past_key_values=cache, use_cache=True, **kept
+                ids, position_ids=positions, **{CACHE: cache}, use_cache=True, **kept
             )
         return torch.as_tensor(output.logits)[:, -(last or tokens) :]
 
@@ -272,7 +273,7 @@ class Decoder:
                 check_tables(self._table_limit, end + (self.option(kwargs, "max_new_tokens") or 0))
                 rows = max(self.option(kwargs, name) or 1 for name in BATCHING)
                 positions = [[*range(seen), *range(start, end)]]
-                kwargs["past_key_values"] = context.new_cache(rows)
+                kwargs[CACHE] = context.new_cache(rows)
                 # The prefix is read from the cache alone, so it can't be left out.
                 kwargs["use_cache"] = True
                 kwargs["position_ids"] = torch.tensor(positions, device=device)

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
 import torch
+from transformers import GenerationMixin
+
+_INPUTS = inspect.signature(GenerationMixin.prepare_inputs_for_generation).parameters
+CACHE = "cache" if "cache" in _INPUTS else "past_key_values"
+"""What the installed transformers calls a KV cache among a model's inputs and outputs.
+
+From 5.24 on it is ``cache``, and the name before warns where it is still taken.
+"""
 
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)
@@ -86,7 +95,7 @@ class Windows:
             n_groups: number of groups; a group without a span gets no attention.
             spans: see `spans`; by default the windows' own lengths.
         """
-        span_groups = torch.zeros(len(groups), n_groups)
+        span_groups = torch.zeros(len(groups), n_groups, dtype=torch.float32)
         span_groups[torch.arange(len(groups)), torch.tensor(list(groups), dtype=torch.int64)] = 1.0
         lengths = tuple(len(w.ids) for w in windows) if spans is None else tuple(spans)
         return cls(tuple(windows), lengths, span_groups)

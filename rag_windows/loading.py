@@ -16,11 +16,14 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
+    GgufConfig,
     PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
+    modeling_gguf_pytorch_utils,
 )
 from transformers.utils import CONFIG_NAME, find_adapter_config_file
+from transformers.utils import logging as transformers_logging
 
 from rag_windows.errors import (
     InputError,
@@ -201,9 +204,9 @@ def load(
         base = _base_of(source, kwargs)
         if tokenizer is None:
             tokenizer = _tokenizer(source, base, _hub(kwargs))
-        with _one_at_a_time:
+        with _one_at_a_time, _late_bars():
             loaded = AutoModelForCausalLM.from_pretrained(
-                source, use_safetensors=True, **place, **_quantized(kwargs)
+                source, use_safetensors=True, **place, **_quantized(_unpacked(source, kwargs))
             )
         if moved is not None:
             loaded = loaded.to(moved)
@@ -329,6 +332,48 @@ def _quantized(kwargs: dict[str, Any]) -> dict[str, Any]:
         )
     rest = {key: value for key, value in kwargs.items() if key not in gathered}
     return {**rest, "quantization_config": {"quant_method": "bitsandbytes", **gathered}}
+
+
+def _unpacked(source: str, kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The arguments, ``dequantize`` as transformers takes it."""
+    if not kwargs.get("dequantize"):
+        return {name: value for name, value in kwargs.items() if name != "dequantize"}
+    if kwargs.get("gguf_file") is None:
+        raise InputError(
+            f"The option dequantize unpacks the blocks of a GGUF file, and {source!r} is none. "
+            "Leave it out, or name a GGUF file."
+        )
+    if kwargs.get("quantization_config") is not None:
+        raise InputError(
+            "The option dequantize can't be combined with quantization_config. Put everything into "
+            "quantization_config."
+        )
+    rest = {name: value for name, value in kwargs.items() if name != "dequantize"}
+    return {**rest, "quantization_config": GgufConfig(dequantize=True)}
+
+
+_LATE_S = 5.0
+"""Seconds after which a bar says how far transformers is with loading."""
+
+
+@contextmanager
+def _late_bars() -> Iterator[None]:
+    """Let transformers draw bars where loading takes long; whoever draws them itself goes on."""
+
+    def late(factory: Any, args: Any, settings: Any) -> Any:
+        return factory(*args, **{"delay": _LATE_S, **settings})
+
+    before = transformers_logging.set_tqdm_hook(None)
+    transformers_logging.set_tqdm_hook(before or late)
+    # The loader of GGUF files alone takes its bar from elsewhere, where no hook sees it.
+    gguf_loader: Any = modeling_gguf_pytorch_utils
+    unseen = gguf_loader.tqdm
+    gguf_loader.tqdm = transformers_logging.tqdm
+    try:
+        yield
+    finally:
+        gguf_loader.tqdm = unseen
+        transformers_logging.set_tqdm_hook(before)
 
 
 def _check_path(name: str, path: Path) -> None:

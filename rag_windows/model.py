@@ -129,6 +129,7 @@ class WindowedLM:
         profile: Profile | str | Path | None = None,
         dtype: str | torch.dtype = "auto",
         device_map: Any = None,
+        dequantize: bool = False,
         **model_kwargs: Any,
     ) -> Self:
         """Load a model and make it read windows.
@@ -152,6 +153,9 @@ class WindowedLM:
             dtype: number format of the weights of a model that is loaded here.
             device_map: where the weights go: "cpu", "cuda", "cuda:1"; "auto" or a mapping spreads
                 them (needs accelerate). None takes CUDA where there is a device, else the CPU.
+            dequantize: unpack the weights of a GGUF file into ``dtype`` when it is loaded: more
+                memory, and less time for each forward pass. Without it transformers keeps the
+                blocks of the file packed where it can.
             model_kwargs: for ``AutoModelForCausalLM.from_pretrained``: revision,
                 quantization_config, gguf_file (needs the extra ``gguf``), ...; arguments of
                 ``BitsAndBytesConfig`` such as ``load_in_4bit`` are taken as well.
@@ -166,6 +170,8 @@ class WindowedLM:
         if profile is not None:
             # A profile that can't be used is an error before gigabytes are loaded.
             profile = Profile.of(profile)
+        if dequantize:
+            model_kwargs["dequantize"] = True
         loaded, own_tokenizer = loading.resolve(
             model, tokenizer, dtype=dtype, device_map=device_map, **model_kwargs
         )

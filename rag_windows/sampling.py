@@ -24,6 +24,7 @@ MODEL_INPUTS = (
     "attention_mask",
     "position_ids",
     "past_key_values",
+    "cache",
 )
 """What the windows decide; a caller can't pass them."""
 

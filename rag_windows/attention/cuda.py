@@ -402,7 +402,7 @@ def _capped(
     from torch.nn.attention.flex_attention import create_block_mask
 
     # A tensor, so that nothing is compiled again for another number.
-    factor = torch.tensor(softcap / temperature, device=first.device)
+    factor = torch.tensor(softcap / temperature, dtype=torch.float32, device=first.device)
 
     def cap(score: torch.Tensor, *_: torch.Tensor) -> torch.Tensor:
         return torch.tanh(score) * factor

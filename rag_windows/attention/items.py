@@ -170,14 +170,14 @@ def _questions(
     def part(first: int, length: int, groups: int = 1) -> Part:
         own = [one[first : first + length] for one in memory]
         for one in own:
-            one.copy_(torch.randn(one.shape, generator=draw))
+            one.copy_(torch.randn(one.shape, generator=draw, dtype=torch.float32))
         key, value = (one.unflatten(0, (groups, -1)).transpose(1, 2) for one in own)
         return key, value
 
     few = [part(900, 130), part(0, 1), part(3, 700)]
     many = [part(1100 + 4 * i, 1 + i % 3) for i in range(150)]
     numbers = dims[0] ** -0.5, softcap
-    query = torch.randn(33, 8, dims[0], generator=draw).to(device, dtype)
+    query = torch.randn(33, 8, dims[0], generator=draw, dtype=torch.float32).to(device, dtype)
     between = torch.tensor([0, 5]), torch.tensor([20, 9])
     yield [Item(few, torch.arange(1), *numbers, 1.0)], query
     yield [Item(many, torch.arange(1), *numbers, 0.7)], query

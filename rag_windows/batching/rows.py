@@ -343,7 +343,7 @@ class Plan(Generic[AnyRow]):
             return usual
         if len(set(numbers)) == 1:
             return numbers[0]
-        return torch.tensor(numbers)[self._owners].unsqueeze(-1)
+        return torch.tensor(numbers, dtype=torch.float32)[self._owners].unsqueeze(-1)
 
     def _prefixes(self) -> list[Segment]:
         readers: dict[int, tuple[Window, list[AnyRow]]] = {}

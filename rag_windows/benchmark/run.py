@@ -170,7 +170,7 @@ def machine(plan: Plan) -> Machine:
 
 def measure_rate(device: torch.device) -> float:
     """Bytes of memory read in a second, the quickest of several times."""
-    numbers = torch.ones(1 << 27, device=device)
+    numbers = torch.ones(1 << 27, dtype=torch.float32, device=device)
     numbers.sum()
     return numbers.nbytes / min(seconds(numbers.sum) for _ in range(5))
 

@@ -34,6 +34,7 @@ from rag_windows.cache.entry_file import (
 )
 from rag_windows.cache.keys import check_key, is_key
 from rag_windows.cache.tier import Outcome, Tier
+from rag_windows.cache.weight_sums import FOLDER as WEIGHTS
 from rag_windows.errors import CacheError
 
 logger = logging.getLogger(__name__)
@@ -350,7 +351,7 @@ class DiskTier(Tier):
                 "path that does not exist yet."
             ) from error
         # Earlier versions put damaged files aside. A folder with other things is left as it is.
-        own = {*map(os.path.basename, self._folders), "quarantine"}
+        own = {*map(os.path.basename, self._folders), WEIGHTS, "quarantine"}
         if stat.S_IMODE(os.stat(self.path).st_mode) != 0o700 and {*os.listdir(self.path)} <= own:
             with contextlib.suppress(OSError):  # read-only, or another user's
                 os.chmod(self.path, 0o700)

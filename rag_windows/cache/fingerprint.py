@@ -10,7 +10,7 @@ import logging
 import os
 import sys
 import types
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from operator import attrgetter
 from pathlib import Path
@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import xxhash
 from torch.nn.modules import module as torch_module
 from torch.utils.weak import WeakIdKeyDictionary
 from transformers import PreTrainedModel
@@ -25,6 +26,7 @@ from transformers import PreTrainedModel
 from rag_windows.attention.native.linear import class_of_viewed
 from rag_windows.attention.twin import Twin
 from rag_windows.cache.keys import NO_TOKENIZER, fields
+from rag_windows.cache.weight_sums import WeightSums, checkpoint_of
 from rag_windows.loading import input_device, layer_devices
 from rag_windows.prefill import Encoder
 from rag_windows.threads import Lock
@@ -119,18 +121,20 @@ def tokenizer_fingerprint(tokenizer: Any) -> bytes:
     """Read a tokenizer whole; padding and truncation, which callers switch, do not count."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is not None:
-        rules = json.loads(backend.to_str())
-        rules.pop("padding", None)
-        rules.pop("truncation", None)
+        # Both stand in front of the rules. Inside a string the quotes would be escaped, and to read
+        # and sort a large vocabulary takes longer than the weights.
+        whole = backend.to_str()
+        rules = whole[max(0, whole.find('"added_tokens"')) :]
     else:
-        rules = [
+        vocabulary = [
             tokenizer.get_vocab(),
             {str(number): repr(token) for number, token in tokenizer.added_tokens_decoder.items()},
         ]
+        rules = json.dumps(vocabulary, sort_keys=True)
     special = getattr(tokenizer, "special_tokens_map", {})
     return _sha256(
         type(tokenizer).__qualname__.encode(),
-        json.dumps(rules, sort_keys=True).encode(),
+        rules.encode(),
         canonical({name: str(value) for name, value in special.items()}),
         canonical(getattr(tokenizer, "chat_template", None)),
     )
@@ -146,12 +150,18 @@ class ModelIdentity:
     tree (`Twin.follow`), at each tensor's address and PyTorch's count of its changes, and at a few
     bytes of each; docs/passage_cache.md says what that notices.
 
-    `model` is the plain model, `encoder` runs the one that encodes.
+    `model` is the plain model, `encoder` runs the one that encodes, `sums` remembers digests of
+    weights for other processes.
     """
 
     def __init__(
-        self, model: PreTrainedModel, encoder: Encoder, revision: str | None = None
+        self,
+        model: PreTrainedModel,
+        encoder: Encoder,
+        revision: str | None = None,
+        sums: WeightSums | None = None,
     ) -> None:
+        self._sums = sums
         self._model, self._encoder, self._revision = model, encoder, revision
         self._lock = Lock()
         self._reading: _Reading | None = None
@@ -168,7 +178,7 @@ class ModelIdentity:
         with self._lock:
             reading = self._reading
             if reading is None or not reading.holds(twin):
-                reading = self._reading = _Reading(twin)
+                reading = self._reading = _Reading(twin, self._sums)
             unknown = reading.unknown or reading.hook()
             if unknown and not self._warned:
                 self._warned = True
@@ -188,7 +198,7 @@ class ModelIdentity:
 class _Reading:
     """What a model was when it was read: its fingerprint, or why that is `unknown`."""
 
-    def __init__(self, twin: Twin) -> None:
+    def __init__(self, twin: Twin, sums: WeightSums | None = None) -> None:
         self._version = twin.version
         self.device, self.devices = input_device(twin.model), layer_devices(twin.model)
         self._modules = list(twin.model.named_modules())
@@ -213,9 +223,9 @@ class _Reading:
         self.unknown = _strange(kinds, every)
         self.contents = b""
         if self.unknown is None:
-            self._read_weights(twin, {kind.__module__ for kind in kinds})
+            self._read_weights(twin, {kind.__module__ for kind in kinds}, sums)
 
-    def _read_weights(self, twin: Twin, sources: set[str]) -> None:
+    def _read_weights(self, twin: Twin, sources: set[str], sums: WeightSums | None) -> None:
         away: dict[str, torch.Tensor] = {}  # what accelerate keeps elsewhere between calls
         self._places: list[tuple[str, Mapping[str, Any]]] = []
         for name, module in self._modules:
@@ -237,8 +247,7 @@ class _Reading:
         named = [(f"{home}.{own}", tensor) for home, own, tensor in found]
         named = [(name, one) for name, one in named if name not in away] + [*away.items()]
         unique = list({id(tensor): tensor for _, tensor in named}.values())
-        with ThreadPoolExecutor(min(_HASHERS, os.cpu_count() or 1), "rag-windows-hash") as pool:
-            digests = dict(zip(map(id, unique), pool.map(_digest_of, unique), strict=True))
+        digests = dict(zip(map(id, unique), _digests_of(unique, twin.model, sums), strict=True))
         self.contents = _sha256(
             canonical(twin.model.config.to_dict()),
             canonical(sorted(f"{source} {_origin(source)}" for source in sources)),
@@ -383,21 +392,48 @@ _digests: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
 
 @torch.no_grad()
-def _digest_of(tensor: torch.Tensor) -> bytes:
-    """Read a tensor whole, unless it was read before and is unchanged as far as one can see."""
-    seen = _state_of(tensor), _bytes_of(_samples([tensor]))
+def _digests_of(
+    tensors: Sequence[torch.Tensor], model: PreTrainedModel, sums: WeightSums | None
+) -> list[bytes]:
+    """The sha256 of each tensor.
+
+    Read whole, unless it was read before and is unchanged as far as one can see, or unless its fast
+    checksum is that of a digest which is known of the model's checkpoint. The files count because a
+    tensor that shares a fast checksum with another can be made on purpose.
+    """
+    seen = [(_state_of(tensor), _bytes_of(_samples([tensor]))) for tensor in tensors]
     with _lock:
-        before, known = _digests.get(tensor, (None, b""))
-    if before == seen:
-        return bytes(known)
-    # Of the dtype, the shape, and the bytes in row-major order.
-    digest = hashlib.sha256(fields(str(tensor.dtype).encode(), str(tuple(tensor.shape)).encode()))
+        known = [_digests.get(tensor, (None, b"")) for tensor in tensors]
+    places = [place for place, (before, _) in enumerate(known) if before != seen[place]]
+    unread = [tensors[place] for place in places]
+    found = {place: bytes(digest) for place, (_, digest) in enumerate(known)}
+    commit = getattr(model.config, "_commit_hash", None)
+    checkpoint = None if sums is None else checkpoint_of(model.name_or_path, commit)
+    with ThreadPoolExecutor(min(_HASHERS, os.cpu_count() or 1), "rag-windows-hash") as pool:
+
+        def read() -> list[bytes]:
+            return [*pool.map(functools.partial(_hashed, hash_with=hashlib.sha256), unread)]
+
+        if sums is None or checkpoint is None or not unread:
+            made: Sequence[bytes] = read()
+        else:
+            checksums = pool.map(functools.partial(_hashed, hash_with=xxhash.xxh3_128), unread)
+            made = sums.digests(checkpoint, [*checksums], read)
+    found |= dict(zip(places, made, strict=True))
+    with _lock:
+        for place, digest in zip(places, made, strict=True):
+            _digests[tensors[place]] = seen[place], digest
+    return [found[place] for place in range(len(tensors))]
+
+
+@torch.no_grad()
+def _hashed(tensor: torch.Tensor, hash_with: Callable[[bytes], Any]) -> bytes:
+    """A hash of the dtype, the shape, and the bytes in row-major order."""
+    made = hash_with(fields(str(tensor.dtype).encode(), str(tuple(tensor.shape)).encode()))
     numbers = flat(tensor)
     for start in range(0, numbers.numel(), _CHUNK):
-        digest.update(numbers[start : start + _CHUNK].cpu().numpy().data)
-    with _lock:
-        _digests[tensor] = seen, digest.digest()
-    return digest.digest()
+        made.update(numbers[start : start + _CHUNK].cpu().numpy().data)
+    return bytes(made.digest())
 
 
 def flat(tensor: torch.Tensor) -> torch.Tensor:

@@ -30,6 +30,7 @@ from rag_windows.cache.keys import is_key, label_digest, salt_key
 from rag_windows.cache.memory import MemoryTier, to_host
 from rag_windows.cache.shared import Reading, SharedTier
 from rag_windows.cache.tier import CacheStats, prometheus_text
+from rag_windows.cache.weight_sums import WeightSums
 from rag_windows.errors import CacheError, InputError
 from rag_windows.threads import PATIENCE, Lock, Worker, in_children
 
@@ -355,6 +356,11 @@ class PassageCache:
     def remove(self, keys: Collection[str]) -> None:
         """Remove entries by their keys from every tier."""
         self._drop(lambda tier: tier.remove(keys))
+
+    @property
+    def weight_sums(self) -> WeightSums | None:
+        """Digests of models' weights beside the disk tier; None without one."""
+        return None if self.disk is None else WeightSums(Path(self.disk.path), self.salt_key)
 
     def clear(self) -> None:
         """Remove all windows of all tenants and models from every tier, the shared store included.

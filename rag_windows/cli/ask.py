@@ -22,7 +22,7 @@ from rag_windows.prompt.visible_text import encodable, one_line, visible
 from rag_windows.samples import samples_path
 
 if TYPE_CHECKING:
-    from rag_windows import Generation, WindowedLM
+    from rag_windows import Generation, Usage, WindowedLM
     from rag_windows_retrievers import BM25Retriever
 
 
@@ -211,12 +211,22 @@ def _reply(
     _show_passages(passages, weights)
     render.show_notes(notes, as_json=False)
     render.show(
-        f"{name}, {method}: passages encoded in {timings.encode_s:.2f} s, first token "
+        f"{name}, {method}: {_encoded(usage)} in {timings.encode_s:.2f} s, first token "
         f"after {timings.ttft_s:.2f} s, all after {timings.total_s:.2f} s; "
         f"{usage.prompt_tokens} prompt tokens ({usage.cached_tokens} cached), "
         f"{usage.completion_tokens} generated.",
         "dim",
     )
+
+
+def _encoded(usage: Usage) -> str:
+    """What was computed before the answer, and what was only read."""
+    cached = usage.cached_windows
+    parts = [f"{usage.windows - cached} encoded", f"{cached} read from the cache"]
+    if not usage.windows:
+        return "nothing to encode"
+    shown = [part for part in parts if not part.startswith("0 ")]
+    return f"windows: {', '.join(shown)},"
 
 
 def _show_passages(passages: Sequence[Passage], weights: Sequence[float | None]) -> None:

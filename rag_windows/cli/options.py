@@ -221,6 +221,10 @@ class ModelOptions:
         Literal["auto", "float32", "bfloat16", "float16"],
         option(None, "Number format of the weights."),
     ] = "auto"
+    dequantize: Annotated[
+        bool,
+        flag("--dequantize", "Unpack the weights of a GGUF file: more memory, quicker answers."),
+    ] = False
     max_window_tokens: Annotated[
         int | None, count("Split longer passages into several windows of at most N tokens.")
     ] = None
@@ -361,6 +365,7 @@ def loaded_model(model: ModelOptions) -> Iterator[WindowedLM]:
             lm = WindowedLM.from_pretrained(
                 model.name,
                 dtype=model.dtype,
+                dequantize=model.dequantize,
                 device_map=None if model.device == "auto" else model.device,
                 method=method,
                 profile=profile,
@@ -398,6 +403,7 @@ def fleet_options(search: SearchOptions, model: ModelOptions, **more: Any) -> Fl
             model=_anywhere(name) if name is not None and os.path.exists(name) else name,
             device=model.device,
             dtype=model.dtype,
+            dequantize=model.dequantize,
             method=None if method is None else describe(method),
             profile=None if model.profile is None else _anywhere(model.profile),
             max_window_tokens=model.max_window_tokens,

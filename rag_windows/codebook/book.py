@@ -89,7 +89,7 @@ class _Held:
         """These records, their pages as views of one matrix."""
         pages = [one.pages for one in records.values() if one.pages is not None]
         if not pages:
-            return cls({}, torch.zeros(0), page_owners([]))
+            return cls({}, torch.zeros(0, dtype=torch.float32), page_owners([]))
         sizes, rows = [len(own) for own in pages], torch.cat(pages)
         views = zip(records.items(), rows.split(sizes), strict=True)
         kept = {name: replace(one, pages=view) for (name, one), view in views}

@@ -28,6 +28,7 @@ class FleetOptions(BaseModel):
             corpus unless `docs` names other documents.
         device: "auto", "cpu", "cuda" or "cuda:N", of what Ray gives a reader.
         dtype: number format of the weights.
+        dequantize: whether to unpack the weights of a GGUF file.
         method: how windows are read: "ape:scale=0.9", or what `rag_windows.integration.describe`
             made of a method. None for the profile's, or APE.
         profile: file that ``rag-windows calibrate`` wrote.
@@ -58,6 +59,7 @@ class FleetOptions(BaseModel):
     model: str | None = None
     device: str = "auto"
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    dequantize: bool = False
     method: str | Mapping[str, Any] | None = None
     profile: str | None = None
     max_window_tokens: int | None = Field(default=None, ge=1)
@@ -113,6 +115,7 @@ class FleetOptions(BaseModel):
         return WindowedLM.from_pretrained(
             self.model or "tiny-reader",
             dtype=self.dtype,
+            dequantize=self.dequantize,
             device_map=None if self.device == "auto" else self.device,
             method=None if self.method is None else method_of(self.method),
             profile=self.profile,

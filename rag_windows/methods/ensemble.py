@@ -110,7 +110,7 @@ class ParallelEnsemble(Combination):
         if self.weights == "entropy":
             return None
         if self.weights == "uniform":
-            return torch.full((len(groups),), 1 / len(groups))
+            return torch.full((len(groups),), 1 / len(groups), dtype=torch.float32)
         index = torch.tensor(list(groups))
         share = torch.bincount(index)[index].double().reciprocal()
         logits = torch.tensor(list(scores), dtype=torch.float64) / self.score_temperature

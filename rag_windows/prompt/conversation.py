@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
 from typing import Annotated, Any, Literal
 
 from jinja2.exceptions import TemplateError
@@ -28,6 +29,7 @@ from pydantic import (
 from pydantic_core import from_json
 
 from rag_windows.errors import PromptError
+from rag_windows.prompt.clock import with_clock
 from rag_windows.prompt.tokenizing import Piece
 
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.:-]{1,128}$")]
@@ -248,6 +250,8 @@ class _Filling:
         self._nonce = "".join(chr(0xE000 + secrets.randbelow(256)) for _ in range(16))
         self.marks = re.compile(rf"({self._nonce}\d{{6}})")
         self.slot = self._mark(0) if slot else None
+        # One time for all renderings, which are compared with each other.
+        self.now = datetime.now()
         first_user = self.roles.index("user") if "user" in self.roles else None
         messages = []
         for number, turn in enumerate(turns):
@@ -335,6 +339,10 @@ class BaseLayout:
         return (system, turns) if slot else ([], system + turns)
 
 
+_NOON = datetime(2026, 6, 15, 12, 30, 30)
+"""A time that a second, a minute, an hour and a day change in one place each."""
+
+
 class ChatTemplate:
     """The chat template of a tokenizer, with further variables such as ``enable_thinking``.
 
@@ -382,6 +390,23 @@ class ChatTemplate:
             if not system or not asked:
                 raise
             return self._cut(conversation, slot, folded=f"{system}\n\n")
+
+    def changes_within(self, time: timedelta) -> bool:
+        """Whether what stands before the passages is another so much later: it shows the time."""
+        return any(
+            self._before(conversation, _NOON) != self._before(conversation, _NOON + time)
+            for conversation in (Conversation.of("?"), Conversation.of("?", "Answer."))
+        )
+
+    def _before(self, conversation: Conversation, now: datetime) -> str:
+        """What stands before the passages; nothing where the template refuses the conversation."""
+        filling = _Filling(conversation, system=conversation.system or None, folded="", slot=True)
+        filling.now = now
+        try:
+            skeleton = self._render(conversation, filling)
+        except _RefusedError:
+            return ""
+        return filling.marks.sub("", skeleton.partition(str(filling.slot))[0])
 
     def _cut(
         self, conversation: Conversation, slot: bool, system: str | None = None, folded: str = ""
@@ -433,6 +458,7 @@ class ChatTemplate:
         variables[ending] = True
         messages = filling.messages(real)
         try:
+            variables = with_clock(self._tokenizer, variables, filling.now)
             rendered = self._tokenizer.apply_chat_template(messages, tokenize=False, **variables)
         except (TemplateError, TypeError, ValueError, KeyError, AttributeError) as error:
             # transformers shows the whole prompt where a template leaves the last message out.

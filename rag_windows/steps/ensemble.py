@@ -13,7 +13,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from rag_windows.attention.layout import PromptLayout, WeightRecorder, current_layout, use_layout
 from rag_windows.errors import RagWindowsError
-from rag_windows.kv import Members
+from rag_windows.kv import CACHE, Members
 from rag_windows.methods.combination import Combination, RowLogits
 from rag_windows.steps.rows_cache import RowsCache
 
@@ -107,9 +107,9 @@ def _logits(
         output = twin(
             ids.repeat_interleave(rows, dim=0),
             position_ids=positions.repeat_interleave(rows, dim=0),
-            past_key_values=cache,
             use_cache=True,
             logits_to_keep=last,
+            **{CACHE: cache},
         )
     logits = torch.as_tensor(output.logits)[:, -last:]
     return logits.to(torch.promote_types(logits.dtype, torch.float32))
@@ -136,13 +136,13 @@ def _forward(
     input_ids: torch.Tensor,
     *,
     position_ids: torch.Tensor | None = None,
-    past_key_values: Any = None,
     logits_to_keep: int | torch.Tensor = 0,
-    **_: Any,
+    **inputs: Any,
 ) -> CausalLMOutputWithPast:
     """Combined log-probabilities (queries, tokens, vocabulary), fp32 at least.
 
-    Other arguments of the model (masks, what to return) concern rows that are not there.
+    Of the other arguments only the KV cache counts: the rest (masks, what to return) concern rows
+    that are not there.
     """
     layout = current_layout()
     if not isinstance(layout, EnsembleLayout) or position_ids is None:
@@ -150,13 +150,13 @@ def _forward(
             "The model of an ensemble was called outside of a request. Call the model itself."
         )
     kept = int(logits_to_keep) or input_ids.shape[1]
-    parts = []
-    for one in passes(twin, layout, input_ids, position_ids, past_key_values, kept):
-        rows = RowLogits(one.logits, one.prior, layout.members.fixed, past_key_values.memory)
+    parts, cache = [], cast(RowsCache, inputs.get(CACHE))
+    for one in passes(twin, layout, input_ids, position_ids, cache, kept):
+        rows = RowLogits(one.logits, one.prior, layout.members.fixed, cache.memory)
         combined, weights = layout.combination.combine(rows)
         parts.append(combined)
         _record(layout, one, weights)
-    return CausalLMOutputWithPast(logits=torch.cat(parts, dim=1), past_key_values=past_key_values)
+    return CausalLMOutputWithPast(logits=torch.cat(parts, dim=1), **{CACHE: cache})
 
 
 def _record(layout: EnsembleLayout, one: Pass, weights: torch.Tensor) -> None:

@@ -9,6 +9,7 @@ import torch
 
 from rag_windows.attention.layout import PromptLayout, use_layout
 from rag_windows.attention.segments import Queries, Weights, weights_of_keys
+from rag_windows.kv import CACHE
 from rag_windows.loading import input_device
 from rag_windows.prefill import EncodedContext
 from rag_windows.steps.recompute import Encoding, recompute
@@ -68,8 +69,8 @@ def attention_paid(
         encoder.model.base_model(
             ids,
             position_ids=positions.unsqueeze(0).to(device),
-            past_key_values=context.new_cache(),
             use_cache=True,
+            **{CACHE: context.new_cache()},
         )
     return torch.as_tensor(layout.paid).cpu()
 

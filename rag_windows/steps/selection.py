@@ -46,7 +46,7 @@ def read_fused(
     """
     present = _present(windows, fused.start, len(fused.ids))
     same, counts = present.T.unique_consecutive(dim=0, return_counts=True)
-    shares = torch.zeros(len(counts), n_groups)
+    shares = torch.zeros(len(counts), n_groups, dtype=torch.float32)
     shares.index_add_(1, torch.tensor(list(groups)), same.float())
     return Windows((fused,), tuple(counts.tolist()), shares / shares.sum(dim=1, keepdim=True))
 

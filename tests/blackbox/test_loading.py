@@ -379,8 +379,21 @@ gguf = pytest.importorskip("gguf")
 def gguf_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder that holds the small model as `small.gguf` and nothing else."""
     folder = tmp_path_factory.mktemp("gguf")
-    model, tokenizer = small.model(), small.tokenizer()
-    config = model.config
+    write_gguf(folder, small.model())
+    return folder
+
+
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A GGUF file whose matrices are stored in 8-bit blocks."""
+    folder = tmp_path_factory.mktemp("packed")
+    write_gguf(folder, small.build(hidden_size=64), packed=True)
+    return folder / "small.gguf"
+
+
+def write_gguf(folder: Path, model: Any, *, packed: bool = False) -> None:
+    """Write `small.gguf`, as llama.cpp's converter does."""
+    tokenizer, config = small.tokenizer(), model.config
     writer = gguf.GGUFWriter(folder / "small.gguf", "llama")
     writer.add_block_count(config.num_hidden_layers)
     writer.add_context_length(config.max_position_embeddings)
@@ -417,12 +430,14 @@ def gguf_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 # llama.cpp keeps the two halves of a rotation beside each other.
                 array = array.view(count, 2, -1, array.shape[1]).transpose(1, 2)
                 array = array.reshape(weight.shape)
-        writer.add_tensor(f"{names.get_name(stem)}.{kind}", array.contiguous().numpy())
+        numbers, q8 = array.contiguous().numpy(), gguf.GGMLQuantizationType.Q8_0
+        raw = q8 if packed and numbers.ndim == 2 else None
+        stored = numbers if raw is None else gguf.quants.quantize(numbers, raw)
+        writer.add_tensor(f"{names.get_name(stem)}.{kind}", stored, raw_dtype=raw)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    return folder
 
 
 def test_a_gguf_file_is_loaded_by_its_option_or_its_path(
@@ -452,6 +467,43 @@ def test_adapters_and_gguf_files_name_the_extra_that_they_need(
         remedy = rf"{package}.*install \"rag-windows\[{package}\]\""
         with pytest.raises(MissingExtraError, match=remedy):
             WindowedLM.from_pretrained(path)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_dequantize_unpacks_the_blocks_of_a_gguf_file(packed: Path, dtype: str) -> None:
+    model = WindowedLM.from_pretrained(packed, dequantize=True, dtype=dtype).model
+    matrices = [one for one in model.parameters() if one.ndim == 2]
+    assert {one.dtype for one in matrices} == {getattr(torch, dtype)}
+    expected = small.build(hidden_size=64).model.layers[0].mlp.up_proj.weight
+    found = model.model.layers[0].mlp.up_proj.weight.float()
+    assert torch.allclose(found, expected, atol=0.02)
+
+
+def test_dequantize_is_for_gguf_files_that_are_loaded_here(
+    packed: Path, tmp_path: Path, small_lm: WindowedLM
+) -> None:
+    small_lm.model.save_pretrained(tmp_path)
+    with pytest.raises(InputError, match="blocks of a GGUF file"):
+        WindowedLM.from_pretrained(tmp_path, tokenizer=small_lm.tokenizer, dequantize=True)
+    with pytest.raises(InputError, match="quantization_config"):
+        WindowedLM.from_pretrained(
+            packed, dequantize=True, quantization_config={"quant_method": "gguf"}
+        )
+    with pytest.raises(InputError, match="loaded already"):
+        WindowedLM.from_pretrained(small_lm.model, tokenizer=small_lm.tokenizer, dequantize=True)
+
+
+@pytest.mark.parametrize("form", ["folder", "gguf", "dequantized"])
+def test_loading_and_answering_write_nothing(
+    form: str, packed: Path, tmp_path: Path, small_lm: WindowedLM, capfd: pytest.CaptureFixture[str]
+) -> None:
+    small_lm.model.save_pretrained(tmp_path)
+    small_lm.tokenizer.save_pretrained(tmp_path)
+    capfd.readouterr()
+    place = tmp_path if form == "folder" else packed
+    lm = WindowedLM.from_pretrained(place, dequantize=form == "dequantized")
+    lm.generate("How deep?", PASSAGES, max_new_tokens=2)
+    assert capfd.readouterr() == ("", "")
 
 
 def test_a_folder_of_gguf_files_says_how_to_name_one(gguf_folder: Path) -> None:

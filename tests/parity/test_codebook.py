@@ -11,6 +11,7 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
 from rag_windows import Codebook
+from rag_windows.kv import CACHE
 from rag_windows.methods.codebook import Fusion, Similarity
 from rag_windows.steps.selection import encode_query
 
@@ -42,7 +43,7 @@ def _keys(model: PreTrainedModel, prefix: list[int], tokens: list[int]) -> list[
     cache = DynamicCache()
     double = float64.twin(model, "eager")
     with torch.no_grad():
-        double(torch.tensor([[*prefix, *tokens]]), past_key_values=cache, use_cache=True)
+        double(torch.tensor([[*prefix, *tokens]]), **{CACHE: cache}, use_cache=True)
     return [layer.keys[0, :, len(prefix) :] for layer in cache.layers]
 
 

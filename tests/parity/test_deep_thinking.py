@@ -12,6 +12,7 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
 from rag_windows import PCW, DeepThinking, Method, Sequential, StructuredPrompting
+from rag_windows.kv import CACHE
 from rag_windows.prefill import EncodedContext
 
 from . import dense, engine, float64, tolerances, zoo
@@ -156,8 +157,8 @@ def _call(
         input_ids=torch.tensor([list(tokens)]),
         position_ids=new[None],
         attention_mask=dense.masks(visible, entry.sliding, entry.mask_by_type),
-        past_key_values=cache,
         use_cache=True,
+        **{CACHE: cache},
     )
 
 

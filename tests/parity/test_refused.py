@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,11 +14,13 @@ from transformers import (
     AutoModelForCausalLM,
     AutoModelForSeq2SeqLM,
     LlamaConfig,
+    LlamaForCausalLM,
     LlamaModel,
     PreTrainedModel,
 )
 
-from rag_windows import UnsupportedModelError
+from rag_windows import UnsupportedModelError, WindowedLM
+from tests.rag_windows import small
 
 from . import engine
 from .zoo import COMMON, GQA, HEADS, HIDDEN, INTERMEDIATE, VOCAB, draw
@@ -176,3 +179,66 @@ def test_refused_by_name(entry: Refused, dtype: torch.dtype) -> None:
 
 def test_a_model_without_a_head() -> None:
     assert "language-model head" in refusal(LlamaModel(LlamaConfig(**GQA)))
+
+
+def untrained_control_tokens(model: PreTrainedModel) -> None:
+    """Rows of the embedding that no text reads hold no numbers."""
+    with torch.no_grad():
+        model.get_input_embeddings().weight[: len(small.SPECIAL)] = torch.nan
+
+
+def sharp(model: PreTrainedModel) -> None:
+    """Attention that one key takes whole: which one, low precision leaves to chance."""
+    with torch.no_grad():
+        for layer in model.model.layers:
+            layer.self_attn.q_proj.weight *= 8
+
+
+@pytest.mark.parametrize("with_text", [True, False], ids=["text", "ids"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("changed", [untrained_control_tokens, sharp])
+def test_a_model_that_reads_text_is_served_in_its_own_dtype(
+    changed: Callable[[PreTrainedModel], None], seed: int, dtype: torch.dtype, with_text: bool
+) -> None:
+    model = small.build(seed)
+    changed(model)
+    tokenizer = small.tokenizer() if with_text else None
+    WindowedLM.from_pretrained(model.to(dtype), tokenizer=tokenizer)
+
+
+class Unplaced(LlamaForCausalLM):
+    """Counts positions itself, whatever it is asked."""
+
+    def forward(self, *args: Any, position_ids: Any = None, **kwargs: Any) -> Any:
+        return super().forward(*args, **kwargs)
+
+
+@pytest.mark.parametrize("changed", [None, sharp])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("with_text", [True, False], ids=["text", "ids"])
+def test_a_refusal_names_the_number_the_limit_and_what_to_try(
+    with_text: bool, dtype: torch.dtype, changed: Callable[[PreTrainedModel], None] | None
+) -> None:
+    model = small.build()
+    if changed is not None:
+        changed(model)
+    model.__class__ = Unplaced
+    tokenizer = small.tokenizer() if with_text else None
+    with pytest.raises(UnsupportedModelError) as caught:
+        WindowedLM.from_pretrained(model.to(dtype), tokenizer=tokenizer)
+    message = str(caught.value)
+    off, limit, own = (float(one) for one in re.findall(r"([\d.]+)%", message))
+    assert off > limit >= own
+    assert ("dtype='float32'" in message) == (dtype != torch.float32)
+    assert len(message) < 400
+
+
+def test_a_model_that_overflows_is_refused_for_that() -> None:
+    model = small.build()
+    with torch.no_grad():
+        for layer in model.model.layers:
+            layer.mlp.down_proj.weight *= 1e5
+    WindowedLM.from_pretrained(model, tokenizer=small.tokenizer())
+    with pytest.raises(UnsupportedModelError, match=r"NaN or infinity .* float16\. Load it with"):
+        WindowedLM.from_pretrained(model.half(), tokenizer=small.tokenizer())

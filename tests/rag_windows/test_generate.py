@@ -10,6 +10,7 @@ import torch
 from transformers import StoppingCriteria
 
 from rag_windows import GenerationError, InputError, ModelError, Passage, WindowedLM
+from rag_windows.kv import CACHE
 from rag_windows.prompt.detokenize import cut
 from tests.rag_windows import small
 
@@ -148,6 +149,22 @@ def test_bad_arguments_say_what_to_do() -> None:
         WindowedLM.from_pretrained(small.model()).generate("What?")
 
 
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("passages", [PASSAGES, []], ids=["passages", "none"])
+@pytest.mark.parametrize("options", [{}, {"num_beams": 2}, {"do_sample": True, "seed": 1}], ids=str)
+@pytest.mark.parametrize("method", ["ape", "sequential", "ensemble", "codebook"])
+def test_an_answer_warns_of_nothing(
+    method: str, options: dict[str, Any], passages: list[str]
+) -> None:
+    """Also not of names that the installed transformers calls deprecated."""
+    lm = small.lm()
+    assert lm.generate("What?", passages, method=method, max_new_tokens=3, **options).token_ids
+    if not options:
+        lm.generate("What?", passages, link_tokens=0.5, link_choose="query", max_new_tokens=2)
+        lm.score("What?", passages, choices=["a", "b"])
+        lm.generate_batch([{"query": "What?", "passages": passages, "max_new_tokens": 2}] * 2)
+
+
 @pytest.mark.parametrize("beams", [1, 3])
 def test_what_a_generation_carries(beams: int) -> None:
     """The windows' tokens count, and are never copied into the cache of an answer."""
@@ -155,7 +172,7 @@ def test_what_a_generation_carries(beams: int) -> None:
     parts = small.lm().engine.text.prompt.build("What?", [*map(Passage.of, PASSAGES)])
     around = len(parts.prefix_ids) + len(parts.query_ids)
     tokens = around + sum(len(window.ids) for window in parts.windows)
-    assert out.raw.past_key_values.get_seq_length() == around + len(out.token_ids) - 1
+    assert out.raw[CACHE].get_seq_length() == around + len(out.token_ids) - 1
     assert (out.usage.prompt_tokens, out.usage.cached_tokens) == (tokens, 0)
     assert out.usage.completion_tokens == len(out.token_ids) == 6
     assert out.finish_reason == "length"

@@ -195,7 +195,7 @@ def _agrees(run: Kernel, dtype: torch.dtype) -> bool:
     generator = torch.Generator().manual_seed(0)
 
     def drawn(*size: int) -> torch.Tensor:
-        return torch.randn(size, generator=generator, device="cpu").to(dtype)
+        return torch.randn(size, generator=generator, dtype=torch.float32, device="cpu").to(dtype)
 
     for rows, outs, ins, biased in ((1, 64, 256, False), (1, 13, 75, True), (7, 13, 75, False)):
         input, weight = drawn(rows, ins), drawn(outs, ins)

@@ -27,6 +27,21 @@ def told(run: Run, *args: str | Path) -> Any:
     return json.loads(result.stdout)
 
 
+def test_what_was_encoded_and_what_was_cached_are_told_apart(
+    run: Run, model: str, tmp_path: Path
+) -> None:
+    where = ("--docs", "docs", "--model", model, "--cache-dir", tmp_path, "--max-new-tokens", "2")
+    lines = [
+        run("ask", question, *where, *more).stdout.splitlines()[-1]
+        for question in (QUESTION, QUESTION)
+        for more in (("--top-k", "1"), ())
+    ]
+    assert "windows: 1 encoded, in " in lines[0]
+    assert "windows: 1 encoded, 1 read from the cache, in " in lines[1]
+    assert "windows: 1 read from the cache, in " in lines[2]
+    assert "windows: 2 read from the cache, in " in lines[3]
+
+
 def test_a_second_question_finds_the_first_ones_windows(
     ask: Told, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -268,13 +283,24 @@ def test_what_is_asked_of_a_model_reaches_its_loading(
     monkeypatch.setattr(WindowedLM, "from_pretrained", load)
     shown = run(
         *("ask", "Zelwick?", "--model", small_folder, "--device", "cpu", "--no-cache"),
-        *("--dtype", "bfloat16", "--rag-scale", "0.5", "--top-k", "1", "--max-new-tokens", "1"),
+        *(
+            "--dtype",
+            "bfloat16",
+            "--dequantize",
+            "--rag-scale",
+            "0.5",
+            "--top-k",
+            "1",
+            "--max-new-tokens",
+            "1",
+        ),
     )
     assert shown.exit_code == 0
     assert issubclass(loaded[0].pop("tqdm_class"), tqdm)
     assert loaded[0] == {
         "name": str(small_folder),
         "dtype": "bfloat16",
+        "dequantize": True,
         "device_map": "cpu",
         "method": APE(scale=0.5),
         "max_window_tokens": None,
