@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 import unicodedata
+from collections.abc import Iterator, Sequence
 
 import regex
 
@@ -49,9 +50,9 @@ def tokenize(text: str) -> list[str]:
     (NFKC_Casefold), and not stemmed. Optional marks are left out: vowel points of Arabic, Hebrew
     and Syriac, marks of stress. What can be asked for in several ways counts in each of them:
 
-    - Scripts without spaces are split by ICU's dictionaries. The characters of a Chinese or
-      Japanese word count, too, and the pairs of characters of a Thai, Lao, Khmer or Burmese one, so
-      that parts of compounds and names that no dictionary has are found.
+    - Scripts without spaces are split by ICU's dictionaries, where ICU is installed. The characters
+      of a Chinese or Japanese word count, too, and the pairs of characters of a Thai, Lao, Khmer or
+      Burmese one, so that parts of compounds and names that no dictionary has are found.
     - A word divided by a hyphen at a line's end counts whole and in its parts.
     - An abbreviation counts with and without its dots (U.S.), and an English function word in
       capitals also as a word in capitals, which is none of `FUNCTION_WORDS`: US, IT, WHO, and
@@ -86,12 +87,7 @@ def _words(folded: str) -> list[str]:
         (words if match[1] is None else runs).append(match[0])
     if not runs:
         return words
-    from icu4py.breakers import WordBreaker  # on first use: it loads 40 MB
-
-    # One breaker for all runs: making one takes as long as splitting a page.
-    for word in WordBreaker("\n".join(runs), "en"):
-        if word == "\n":
-            continue
+    for word in _divided(runs):
         words.append(word)
         characters = _CHARACTER.findall(word)
         if len(characters) > 1 and _IDEOGRAPH.match(word):
@@ -99,6 +95,17 @@ def _words(folded: str) -> list[str]:
         elif len(characters) > 2:
             words += map("".join, itertools.pairwise(characters))
     return words
+
+
+def _divided(runs: Sequence[str]) -> Iterator[str]:
+    """Words of runs of scripts without spaces; the runs themselves where there is no ICU."""
+    try:
+        from icu4py.breakers import WordBreaker  # on first use: it loads 40 MB
+    except ImportError:  # there is no wheel for this platform
+        yield from runs
+        return
+    # One breaker for all runs: making one takes as long as splitting a page.
+    yield from (word for word in WordBreaker("\n".join(runs), "en") if word != "\n")
 
 
 def _names(text: str) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import shutil
+import sys
 import unicodedata
 from pathlib import Path
 from typing import Literal
@@ -124,6 +125,17 @@ def test_words_inside_running_text_without_spaces_come_first(
     query: str, text: str, other: str
 ) -> None:
     assert found(query, other, text)[:1] == [text]
+
+
+@pytest.mark.parametrize(
+    ("query", "text"),
+    [("ไทย", "ประเทศไทยมีเมืองมาก"), ("京都", "私は京都に住む"), ("ລາວ", "ປະເທດລາວ")],
+)
+def test_without_icu_characters_and_their_pairs_find_words(
+    query: str, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "icu4py.breakers", None)
+    assert found(query, "nothing", text) == [text]
 
 
 def test_a_word_counts_more_than_its_characters() -> None:
