@@ -18,10 +18,10 @@ from transformers import (
 )
 from transformers.generation.streamers import BaseStreamer
 
-from rag_windows.attention.layers import check_tables, table_limit
+from rag_windows.attention.layers import CACHE, check_tables, table_limit
 from rag_windows.attention.layout import PromptLayout, WeightRecorder, use_layout
 from rag_windows.errors import InputError
-from rag_windows.kv import CACHE, Members, Windows
+from rag_windows.kv import Members, Windows
 from rag_windows.loading import input_device
 from rag_windows.methods import ParallelEnsemble, QueryLikelihood, query_bias
 from rag_windows.prefill import EncodedContext, Encoder

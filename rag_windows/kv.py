@@ -2,20 +2,11 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
 import torch
-from transformers import GenerationMixin
-
-_INPUTS = inspect.signature(GenerationMixin.prepare_inputs_for_generation).parameters
-CACHE = "cache" if "cache" in _INPUTS else "past_key_values"
-"""What the installed transformers calls a KV cache among a model's inputs and outputs.
-
-From 5.24 on it is ``cache``, and the name before warns where it is still taken.
-"""
 
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)

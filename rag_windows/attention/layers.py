@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
-from transformers import DynamicCache, PreTrainedConfig, PreTrainedModel
+from transformers import DynamicCache, GenerationMixin, PreTrainedConfig, PreTrainedModel
 
 from rag_windows.errors import LimitError, RagWindowsError, UnsupportedModelError
-from rag_windows.kv import CACHE
 from rag_windows.loading import input_device
+
+_INPUTS = inspect.signature(GenerationMixin.prepare_inputs_for_generation).parameters
+CACHE = "cache" if "cache" in _INPUTS else "past_key_values"
+"""What the installed transformers calls a KV cache among a model's inputs and outputs.
+
+From 5.24 on it is ``cache``, and the name before warns where it is still taken.
+"""
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 

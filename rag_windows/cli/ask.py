@@ -293,13 +293,13 @@ def _notes(generation: Generation, passages: Sequence[Passage], limit: int) -> I
     if generation.fallback is not None:
         yield f"Guard ({generation.fallback.signal}): {generation.fallback.message}"
     if generation.finish_reason == "length":
-        cut = f"was cut at {limit} new tokens; --max-new-tokens raises this limit"
+        raised = "--max-new-tokens raises this limit."
         if generation.text or not generation.reasoning:
-            yield f"The answer {cut}."
+            yield f"The answer was cut at {limit} new tokens; {raised}"
         else:
             yield (
-                f"The reasoning {cut}. Some models answer without any after "
-                "--template-option enable_thinking=false."
+                f"The reasoning was cut at {limit} new tokens; {raised} Some models answer without "
+                "any after --template-option enable_thinking=false."
             )
 
 

@@ -106,6 +106,8 @@ def _passes(
     Logits of a row are needed from its start on.
     """
     rows_each = context.windows.per_query if isinstance(context.windows, Members) else 1
+    combination = context.method.combination
+    one_start = combination is not None and combination.starts
     chunk: list[Ids] = []
     for row in sorted(starts, key=len, reverse=True):
         longest = len(chunk[0]) if chunk else len(row)
@@ -117,6 +119,7 @@ def _passes(
         padding = longest - len(row)
         if chunk and (
             padding > max(4, longest // 10)
+            or (one_start and starts[row] != starts[chunk[0]])
             or rows * tokens > MAX_ROW_TOKENS
             or rows * values > MAX_VALUES
         ):

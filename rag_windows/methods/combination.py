@@ -47,6 +47,11 @@ class Combination(Method):
     def prior(self) -> bool:
         """Whether `combine` needs a further row, which reads the query without any window."""
 
+    @property
+    def starts(self) -> bool:
+        """Whether the first token that is asked for changes what follows it (see `RowLogits`)."""
+        return False
+
     def check(self, scores: Sequence[float | None], names: Sequence[str]) -> None:
         """Refuse scores of windows that can't be used; ``names`` is how errors call them."""
 

@@ -61,6 +61,11 @@ class PCED(Combination):
         """Whether rows are contrasted with one that reads no window."""
         return self.beta != 0
 
+    @property
+    def starts(self) -> bool:
+        """Whether the contrast is that of the answer's first token."""
+        return self.beta is None
+
     def fixed(self, scores: Sequence[float], groups: Sequence[int]) -> torch.Tensor | None:
         """``gamma log r_i`` of each window."""
         return self.gamma * log_relevance(scores) if scores and self.gamma else None

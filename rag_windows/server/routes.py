@@ -178,7 +178,7 @@ class Stream(StreamingResponse):
         async def written() -> AsyncGenerator[Piece, None]:
             piece: Piece | None = await first
             while piece is not None:
-                if piece.text or piece.answered is not None:
+                if piece.text or piece.reasoning or piece.answered is not None:
                     yield piece
                 piece = await anext(pieces, None)
 

@@ -11,9 +11,10 @@ import torch
 from transformers import PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
+from rag_windows.attention.layers import CACHE
 from rag_windows.attention.layout import PromptLayout, WeightRecorder, current_layout, use_layout
 from rag_windows.errors import RagWindowsError
-from rag_windows.kv import CACHE, Members
+from rag_windows.kv import Members
 from rag_windows.methods.combination import Combination, RowLogits
 from rag_windows.steps.rows_cache import RowsCache
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
+from rag_windows.attention.layers import CACHE
 from rag_windows.attention.layout import PromptLayout, use_layout
 from rag_windows.attention.segments import Queries, Weights, weights_of_keys
-from rag_windows.kv import CACHE
 from rag_windows.loading import input_device
 from rag_windows.prefill import EncodedContext
 from rag_windows.steps.recompute import Encoding, recompute

@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
 from rag_windows import PCW, DeepThinking, Method, Sequential, StructuredPrompting
-from rag_windows.kv import CACHE
+from rag_windows.attention.layers import CACHE
 from rag_windows.prefill import EncodedContext
 
 from . import dense, engine, float64, tolerances, zoo

@@ -10,7 +10,7 @@ import torch
 from transformers import StoppingCriteria
 
 from rag_windows import GenerationError, InputError, ModelError, Passage, WindowedLM
-from rag_windows.kv import CACHE
+from rag_windows.attention.layers import CACHE
 from rag_windows.prompt.detokenize import cut
 from tests.rag_windows import small
 

@@ -52,7 +52,7 @@ def test_a_single_passage_is_not_read_as_its_characters(single: Any) -> None:
         with pytest.raises(InputError, match="passages must be a list of passages, not a single"):
             takes_several(single)
     with pytest.raises(InputError, match="A document must be a Document, not str"):
-        split_documents("a text")  # type: ignore[arg-type]
+        split_documents("a text")  # type: ignore[arg-type]  # what is refused
     assert len(split_documents(CorpusDocument("a text", "a"))) == 1
 
 

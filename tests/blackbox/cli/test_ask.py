@@ -101,7 +101,9 @@ def test_what_a_reader_should_know_is_told(run: Run, ask: Told, docs: Path, mode
     assert f"Note: Left out: {left_out}" in notes
     assert "Passage 1 (docs/bridge.md#1) is longer than a window and was read in several" in notes
     same = run("ask", "same", "--docs", "docs", "--model", model, "--max-new-tokens", "2")
-    assert "Note: Passage 2 (docs/twice.jsonl:2#1) repeats passage 1, which was" in same.stdout
+    # Of equal passages the retriever gives one.
+    assert "docs/twice.jsonl:1#1" in same.stdout
+    assert "docs/twice.jsonl:2#1" not in same.stdout
     none = run("ask", "xylophone", "--docs", "docs", "--model", model, "--json")
     assert json.loads(none.stdout)["passages"] == []
     assert "No passage shares a word with the question" in none.stderr
@@ -234,7 +236,7 @@ def test_pages_that_were_not_read_are_reported(run: Run, ask: Told, docs: Path, 
     drawn.write(docs / "scan.pdf")
     note = "docs/scan.pdf: pages 2-4 of 4 without text; scanned pages need OCR first"
     for args in ((), ("--docs", "docs/scan.pdf")):
-        assert f"Note: {note}.\n" in ask(*args)["notes"]
+        assert f"Note: {note}.\n" in ask(*args)["stderr"]
     stopped = refused(run, "ask", QUESTION, "--docs", "docs", "--model", model, "--strict")
     assert note in stopped
 
@@ -260,9 +262,8 @@ def test_sources_show_their_places(
 def test_a_title_that_fills_a_window_ends_no_question(ask: Told, docs: Path) -> None:
     (docs / "long.md").write_text(f"# {'Halden ' * 3300}\n\nThe bridge at Halden is old.")
     answer = ask("--docs", "docs", "--max-window-tokens", "40")
-    assert (
-        "has a title that is too long for a window; only its beginning was read" in answer["notes"]
-    )
+    told = "has a title that is too long for a window; only its beginning was read."
+    assert any(note.endswith(told) for note in answer["notes"])
     assert len(answer["passages"]) > 3
 
 

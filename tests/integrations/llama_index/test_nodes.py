@@ -223,7 +223,7 @@ def test_a_template_that_would_lose_the_passages_is_refused() -> None:
         with pytest.raises(InputError, match="would be lost"):
             llm().predict(prompt, **VALUES)
     with pytest.raises(InputError, match="all hold passages"):
-        llm().predict(PromptTemplate("{a}{b}"), a=Parts.of("a"), b=Parts.of("b"))
+        llm().predict(PromptTemplate("{a}{b}"), a=Parts.of(["a"]), b=Parts.of(["b"]))
     plain = llm()._get_messages(BARE, context_str="A passage.", query_str="Who?")
     assert [message.content for message in plain] == ["A passage.\nWho?"]
 
