@@ -352,7 +352,7 @@ def questions_of(source: Source) -> Iterator[Question]:
         if not read_row.rights or not marked:
             lacks = "passages" if read_row.rights else "right answer"
             raise DataError(f"{place}: The question has no {lacks}. Add one, or leave it out.")
-        key = read_row.id if read_row.id not in (None, *keys) else str(number)
+        key = read_row.id if read_row.id is not None and read_row.id not in keys else str(number)
         keys.add(key)
         passages, right = zip(*marked, strict=True)
         yield Question(key, read_row.question, read_row.rights, passages, right)
