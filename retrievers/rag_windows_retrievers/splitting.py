@@ -88,12 +88,12 @@ def split_document(
         index and the texts in front of it, see `rag_windows.with_neighbours`. ``metadata`` gains
 
         - ``start`` and ``end``: ``document.text[start:end]`` is the passage's text, but for a
-          table's header that was repeated in front of it;
+            table's header that was repeated in front of it;
         - ``section``: the headings above the passage's beginning, such as ``Setup > Linux``, where
-          a document has some below its title and several passages;
+            a document has some below its title and several passages;
         - ``page`` and ``last_page``, from 1, where the document has pages;
         - ``title``: the document's, where passages carry a shorter one that ends in ``…``. Theirs
-          has at most 32 words, and half of `tokens`.
+            has at most 32 words, and half of `tokens`.
 
         A name that the document's own metadata have is theirs; ours is ``passage_start`` then.
 
