@@ -95,8 +95,8 @@ System = Annotated[
     ),
 ]
 INSTRUCTION = (
-    "Answer the question with a short phrase from the documents. If they do not state the answer, "
-    "say: not stated."
+    "Answer the question with a short phrase, using the documents. If no document answers it, say "
+    "that it is not stated."
 )
 """Is sent where the user gives none; benchmarks/results/instructions.md says what it does."""
 
