@@ -150,7 +150,7 @@ def test_piped_chat_in_another_encoding(model: str, folder: Path) -> None:
 
 
 def test_ctrl_c_ends_an_answer_with_130(model: str, folder: Path) -> None:
-    with command(model, folder, "ask", QUESTION, "--max-new-tokens", "800") as process:
+    with command(model, folder, "ask", QUESTION, "--max-new-tokens", "700") as process:
         assert process.stdout is not None
         assert process.stdout.read(1)
         process.send_signal(signal.SIGINT)
@@ -160,7 +160,7 @@ def test_ctrl_c_ends_an_answer_with_130(model: str, folder: Path) -> None:
 
 
 def test_a_closed_pipe_is_no_traceback(model: str, folder: Path) -> None:
-    with command(model, folder, "ask", QUESTION, "--max-new-tokens", "800") as process:
+    with command(model, folder, "ask", QUESTION, "--max-new-tokens", "700") as process:
         assert process.stdout is not None
         assert process.stdout.read(1)
         process.stdout.close()
