@@ -114,6 +114,7 @@ def test_an_interrupted_command_goes_on(options: Options, tmp_path: Path, cluste
     docs.write_text("\n".join(map(json.dumps, lines)))
     made, store = options(replicas=1, docs=(str(docs),)), tmp_path / "w" / "entries"
     given = ["--docs", docs, "--shared", tmp_path / "w", "--model", made.model, "--replicas", 1]
+    given += ["--system", ""]  # as the options below have it
     command = [sys.executable, "-m", "rag_windows.cli", "warm", *given, "--ray", cluster]
     before = {*workers("Warmer")}
     # A shell's background job ignores SIGINT, and so would what it starts.
