@@ -23,7 +23,7 @@ from rag_windows.attention.layout import PromptLayout, WeightRecorder, use_layou
 from rag_windows.errors import InputError
 from rag_windows.kv import Members, Windows
 from rag_windows.loading import input_device
-from rag_windows.methods import ParallelEnsemble, QueryLikelihood, query_bias
+from rag_windows.methods import QueryLikelihood, query_bias
 from rag_windows.prefill import EncodedContext, Encoder
 from rag_windows.sampling import (
     ASSISTED,
@@ -35,7 +35,7 @@ from rag_windows.sampling import (
     seeded,
 )
 from rag_windows.steps.ensemble import EnsembleLayout, make_view
-from rag_windows.steps.likelihood import read_likeliest, rows_of
+from rag_windows.steps.likelihood import question_of, read_likeliest, rows_of
 from rag_windows.steps.query_attention import AttentionLayout, encode_again_for
 from rag_windows.steps.selection import select
 
@@ -132,9 +132,10 @@ class Decoder:
             return context
         selection = context.method.selection
         if isinstance(selection, QueryLikelihood):
-            layout = self._rows(context)
-            ends = self.end_tokens({})
-            return read_likeliest(selection, context, query_ids, ends, self.runner, layout)
+            rows = rows_of(context)
+            layout = cast(EnsembleLayout, self.layout(rows))
+            question = question_of(query_ids, self.end_tokens({}))
+            return read_likeliest(selection, context, question, self.runner, rows, layout)
         if selection is not None:
             return select(selection, context, query_ids, self.runner)
         attention = cast(AttentionLayout, self.layout(context, kind=AttentionLayout))
@@ -142,18 +143,6 @@ class Decoder:
         attention.last = plan is not None and plan.choose == "last"
         check_tables(self._table_limit, context.query_start + len(query_ids))
         return encode_again_for(context, query_ids, self.runner, attention)
-
-    def _rows(self, context: EncodedContext) -> EnsembleLayout:
-        """The layout of a query that each window answers for itself, nothing rescaled."""
-        members = rows_of(context)
-        return EnsembleLayout(
-            prefix=context.prefix,
-            query_start=context.query_start,
-            sliding_windows=self.runner.sliding_windows,
-            windows=members,
-            members=members,
-            combination=ParallelEnsemble(),
-        )
 
     def _check_layers(self, context: EncodedContext) -> None:
         """Refuse another model's keys and values: layers beyond ours would never be read."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
@@ -438,6 +438,16 @@ class EncodedContext:
             groups=tuple(groups),
             scores=tuple(scores),
         )
+
+    def choosing(self, groups: Collection[int]) -> EncodedContext:
+        """The same for one query, with the windows of some citation groups alone, in order."""
+        kept = [index for index, group in enumerate(self.groups) if group in groups]
+        narrow = self.narrowed(
+            [self.each[i] for i in kept],
+            [self.groups[i] for i in kept],
+            [self.scores[i] for i in kept] if self.scores else [],
+        )
+        return replace(narrow, chosen=tuple(kept), settled=True)
 
     def encoded_again(self, windows: Sequence[Window], again: Sequence[int]) -> EncodedContext:
         """The same with other keys and values of the windows, of which so many tokens are new."""

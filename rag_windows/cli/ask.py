@@ -222,11 +222,9 @@ def _reply(
 def _encoded(usage: Usage) -> str:
     """What was computed before the answer, and what was only read."""
     cached = usage.cached_windows
-    parts = [f"{usage.windows - cached} encoded", f"{cached} read from the cache"]
-    if not usage.windows:
-        return "nothing to encode"
-    shown = [part for part in parts if not part.startswith("0 ")]
-    return f"windows: {', '.join(shown)},"
+    counts = {"encoded": usage.windows - cached, "read from the cache": cached}
+    shown = [f"{count} {what}" for what, count in counts.items() if count]
+    return f"windows: {', '.join(shown)}," if shown else "nothing to encode"
 
 
 def _show_passages(passages: Sequence[Passage], weights: Sequence[float | None]) -> None:

@@ -117,6 +117,11 @@ class PassagesTask(Task):
         found = list(islice(questions_of(source), questions))
         if not found:
             raise DataError(f"{path} holds no questions. Give a file that does.")
+        if without_right and (plain := next((one for one in found if not any(one.right)), None)):
+            raise DataError(
+                f"{path}: no passage of question {plain.key!r} is marked as right, so none can be "
+                "left out. Mark them, or leave --without-right out."
+            )
         examples = [
             one.reading(size, seed, without_right=without_right) for one in found for size in sizes
         ]
@@ -139,10 +144,10 @@ class PassagesTask(Task):
 
         "contains" is whether the answer holds the words of a right one in a row, "exact" whether it
         has no other words, "f1" the best F1 of words with a right one; case, punctuation and
-        articles never count. "not_mentioned" is whether the answer says that the passages do not
-        tell. "cites_right" is whether the passage with the largest citation is a right one,
-        "cites_right_if_right" the same of answers that contain a right one; both count only
-        questions whose right passages are marked.
+        articles never count. "not_mentioned" is whether the answer is empty or says that the
+        passages do not tell. "cites_right" is whether the passage with the largest citation is a
+        right one, "cites_right_if_right" the same of answers that contain a right one; both count
+        only questions whose right passages are marked.
         """
         found: dict[str, list[float | None]] = {name: [] for name in _METRICS}
         for example, record in zip(examples, records, strict=True):
@@ -178,14 +183,16 @@ class _Row(BaseModel):
     question: str
     answer: str | list[str] | None = None
     answers: str | list[str] | None = None
+    answer_aliases: list[str] = []
     id: Name | None = None
 
     @property
     def rights(self) -> tuple[str, ...]:
-        """Right answers, each once."""
+        """Right answers and what else they are called, each once."""
         given = self.answers if self.answers is not None else self.answer
         listed = [given] if isinstance(given, str) else given or []
-        return tuple(dict.fromkeys(one for one in listed if one.strip()))
+        every = [*listed, *self.answer_aliases]
+        return tuple(dict.fromkeys(one for one in every if one.strip()))
 
     @abstractmethod
     def marked(self) -> list[tuple[Passage, bool]]:
@@ -268,13 +275,7 @@ class _Paragraph(BaseModel):
 
 
 class _Paragraphs(_Row):
-    answer_aliases: list[str] = []
     paragraphs: list[_Paragraph]
-
-    @property
-    def rights(self) -> tuple[str, ...]:
-        """The answer and what else it is called."""
-        return tuple(dict.fromkeys([*_Row.rights.fget(self), *self.answer_aliases]))  # type: ignore[attr-defined]  # a property
 
     def marked(self) -> list[tuple[Passage, bool]]:
         return [

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import replace
+from typing import cast
 
 import torch
 
 from rag_windows.kv import Members, Windows
 from rag_windows.loading import input_device
-from rag_windows.methods import QueryLikelihood
+from rag_windows.methods import ParallelEnsemble, QueryLikelihood
 from rag_windows.methods.relevance import log_relevance
 from rag_windows.prefill import EncodedContext, Encoder
 from rag_windows.steps.ensemble import EnsembleLayout, passes
 from rag_windows.steps.rows_cache import RowsCache
 
 
-def rows_of(context: EncodedContext) -> Members:
-    """A context's windows, each as one that the query reads by itself."""
-    return Members(context.each, False, None, torch.tensor(context.groups), context.n_groups)
+def rows_of(context: EncodedContext) -> EncodedContext:
+    """The same windows, each of which a query reads by itself, nothing rescaled."""
+    members = Members(context.each, False, None, torch.tensor(context.groups), context.n_groups)
+    return replace(context, method=ParallelEnsemble(), windows=members)
 
 
 def question_of(query_ids: Sequence[int], ends: Collection[int]) -> list[int]:
@@ -32,31 +34,28 @@ def question_of(query_ids: Sequence[int], ends: Collection[int]) -> list[int]:
 
 @torch.no_grad()
 def query_logprobs(
-    encoder: Encoder, context: EncodedContext, layout: EnsembleLayout, ids: Sequence[int]
+    encoder: Encoder, rows: EncodedContext, layout: EnsembleLayout, ids: Sequence[int]
 ) -> torch.Tensor:
     """Log-probability of each token of a query but the first, by row.
+
+    Args:
+        rows: the context as `rows_of` makes it, and ``layout`` that of a query against it.
+        ids: at least two tokens.
 
     Returns:
         (windows, tokens - 1), in nats, fp32 at least.
     """
-    members = layout.members
-    rows = replace(context, windows=members)
-    device = input_device(encoder.model)
-    fed = torch.tensor([list(ids[:-1])], dtype=torch.int64, device=device)
-    start = context.query_start
-    positions = torch.arange(start, start + fed.shape[1], device=device).unsqueeze(0)
-    targets = torch.tensor(list(ids[1:]), device=device)
-    cache = rows.new_cache()
-    if not isinstance(cache, RowsCache):
-        raise TypeError(type(cache))
-    found = []
-    done = 0
-    for one in passes(encoder.model, layout, fed, positions, cache, fed.shape[1]):
-        tokens = one.logits.shape[2]
-        wanted = targets[done : done + tokens].to(one.logits.device)
-        picked = one.logits[0].gather(-1, wanted.view(1, -1, 1).expand(members.count, -1, 1))
-        found.append(picked[..., 0] - one.logits[0].logsumexp(dim=-1))
-        done += tokens
+    device, start = input_device(encoder.model), rows.query_start
+    fed, targets = torch.tensor([[*ids[:-1]], [*ids[1:]]], device=device)
+    positions = torch.arange(start, start + len(fed), device=device).unsqueeze(0)
+    cache = cast(RowsCache, rows.new_cache())
+    found: list[torch.Tensor] = []
+    run = passes(encoder.model, layout, fed.unsqueeze(0), positions, cache, len(fed))
+    for logits in (one.logits[0] for one in run):
+        done = sum(one.shape[1] for one in found)
+        wanted = targets[done : done + logits.shape[1]].to(logits.device)
+        index = wanted.view(1, -1, 1).expand(len(logits), -1, 1)
+        found.append(logits.gather(-1, index)[..., 0] - logits.logsumexp(dim=-1))
     return torch.cat(found, dim=1)
 
 
@@ -100,24 +99,20 @@ def joined(context: EncodedContext, chosen: Sequence[int], encoder: Encoder) -> 
 def read_likeliest(
     selection: QueryLikelihood,
     context: EncodedContext,
-    query_ids: Sequence[int],
-    ends: Collection[int],
+    question: Sequence[int],
     encoder: Encoder,
+    rows: EncodedContext,
     layout: EnsembleLayout,
 ) -> EncodedContext:
-    """The context that this query reads; ``ends`` are tokens that end a turn."""
+    """The context that a query reads: the windows behind which its ``question`` is likeliest.
+
+    For ``rows`` and ``layout`` see `query_logprobs`.
+    """
     groups = list(dict.fromkeys(context.groups))
-    question = question_of(query_ids, ends)
     if len(groups) > selection.retrieve and len(question) > 1:
-        logprobs = query_logprobs(encoder, context, layout, question).sum(dim=1)
+        logprobs = query_logprobs(encoder, rows, layout, question).sum(dim=1)
         groups = ranked(selection, context, logprobs)[: selection.retrieve]
-    if not selection.reader.windowed:
-        order = [i for group in groups for i, own in enumerate(context.groups) if own == group]
-        narrow = joined(context, order, encoder)
-    else:
-        order = [index for index, own in enumerate(context.groups) if own in groups]
-        scores = [context.scores[index] for index in order] if context.scores else []
-        narrow = context.narrowed(
-            [context.each[i] for i in order], [context.groups[i] for i in order], scores
-        )
-    return replace(narrow, chosen=tuple(order), settled=True)
+    if selection.reader.windowed:
+        return context.choosing(groups)
+    order = [i for group in groups for i, own in enumerate(context.groups) if own == group]
+    return replace(joined(context, order, encoder), chosen=tuple(order), settled=True)

@@ -61,18 +61,12 @@ def select(
     selection: Codebook, context: EncodedContext, query_ids: Sequence[int], encoder: Encoder
 ) -> EncodedContext:
     """The context that this query reads; chosen windows keep their order."""
-    windows = context.each
-    chosen = _chosen(selection, context, query_ids, encoder)
-    kept = [index for index, group in enumerate(context.groups) if group in chosen]
-    read, groups = [windows[i] for i in kept], [context.groups[i] for i in kept]
-    scores = [context.scores[i] for i in kept] if context.scores else []
+    chosen = context.choosing(_chosen(selection, context, query_ids, encoder))
     if selection.fusion == "concat":
-        narrow = context.narrowed(read, groups, scores)
-        return replace(narrow, chosen=tuple(kept), settled=True)
-    fused = fuse(read, selection.fusion)
-    narrow = context.narrowed([fused], [groups[0]])
-    together = read_fused(fused, read, groups, context.n_groups)
-    return replace(narrow, windows=together, chosen=tuple(kept), settled=True)
+        return chosen
+    fused = fuse(chosen.each, selection.fusion)
+    together = read_fused(fused, chosen.each, chosen.groups, context.n_groups)
+    return replace(chosen.narrowed([fused], [chosen.groups[0]]), windows=together)
 
 
 def _chosen(
