@@ -41,8 +41,8 @@ RULES: Mapping[str, ParallelEnsemble] = {
 
 
 @cache
-def rows(name: str, layout: str, answer: tuple[int, ...]) -> Tensor:
-    """(windows + 1, tokens, vocabulary) log-probabilities: of each window alone, then without any.
+def row_logits(name: str, layout: str, answer: tuple[int, ...]) -> Tensor:
+    """(windows + 1, tokens, vocabulary) logits in float64: of each window alone, then without any.
 
     The query stands behind the longest window in each of them.
     """
@@ -54,7 +54,12 @@ def rows(name: str, layout: str, answer: tuple[int, ...]) -> Tensor:
         made.append(
             dense.masked_logits(zoo.shared(name), entry.sliding, packed, entry.mask_by_type)
         )
-    return torch.stack(made).double().log_softmax(-1)
+    return torch.stack(made).double()
+
+
+def rows(name: str, layout: str, answer: tuple[int, ...]) -> Tensor:
+    """The same as log-probabilities."""
+    return row_logits(name, layout, answer).log_softmax(-1)
 
 
 def combined(name: str, layout: str, answer: Sequence[int], rule: ParallelEnsemble) -> Tensor:

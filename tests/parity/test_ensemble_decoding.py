@@ -9,6 +9,8 @@ import pytest
 import torch
 
 from rag_windows import PCW, GenerationError, ParallelEnsemble
+from rag_windows.generate import Decoded
+from rag_windows.prefill import EncodedContext
 from rag_windows.steps import ensemble as passes
 
 from . import engine, test_ensemble, tolerances, zoo
@@ -39,21 +41,22 @@ def test_sampling_draws_from_the_combined_distribution(name: str) -> None:
     assert got == drawn
 
 
+def beams(name: str, context: EncodedContext, one: Case) -> Decoded:
+    """Two answers of three tokens by four beams, whose scores are sums."""
+    options: dict[str, Any] = {
+        "max_new_tokens": 3,
+        "num_beams": 4,
+        "num_return_sequences": 2,
+        "do_sample": False,
+    }
+    options |= {"length_penalty": 0.0, "output_scores": True}
+    return engine.shared(name).engine.decoder.generate(context, one.query, options=options)
+
+
 @pytest.mark.parametrize("ruled", ["retrieval", "nbce"])
 def test_beams_add_up_combined_log_probabilities(ruled: str) -> None:
-    lm, one, rule = engine.shared("llama"), CASES["ragged"], RULES[ruled]
-    decoded = lm.engine.decoder.generate(
-        encoded("llama", one, rule),
-        one.query,
-        options={
-            "max_new_tokens": 3,
-            "num_beams": 4,
-            "num_return_sequences": 2,
-            "do_sample": False,
-            "length_penalty": 0.0,
-            "output_scores": True,
-        },
-    )
+    one, rule = CASES["ragged"], RULES[ruled]
+    decoded = beams("llama", encoded("llama", one, rule), one)
     last = len(one.query) - 1
     for tokens, score in zip(decoded.sequences, decoded.raw.sequences_scores, strict=True):
         logs = combined("llama", "ragged", tokens[:-1], rule)[last:]

@@ -1,14 +1,11 @@
 """Methods whose windows answer in rows of their own, against whole prompts of the plain model.
 
-Row i is one dense prompt [prefix | window i | query], the query where it stands in the engine,
-behind the longest window; the last row has no window. The formulas are stated once more here.
+`row_logits` has the rows; what the formulas make of them is stated once more here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
-from functools import cache
 
 import pytest
 import torch
@@ -17,8 +14,10 @@ from torch import Tensor
 from rag_windows import PCED, MethodError, QueryLikelihood, Sequential
 from rag_windows.methods import resolve
 
-from . import dense, engine, tolerances, zoo
+from . import engine, tolerances, zoo
 from .cases import CASES, Case, case, plain
+from .test_ensemble import row_logits
+from .test_ensemble_decoding import beams
 
 ARCHITECTURES = ("llama", "qwen3", "gpt2", "gemma3_text-sliding")
 FORCED = tuple(zoo.ids(3, 31))
@@ -33,20 +32,6 @@ RULES = {
     "fixed contrast": (PCED(beta=0.8, gamma=0), SCORES),
     "no contrast": (PCED(beta=0), SCORES),
 }
-
-
-@cache
-def rows(name: str, layout: str, answer: tuple[int, ...]) -> Tensor:
-    """(windows + 1, tokens, vocabulary) logits: of each window, then of none."""
-    one, entry, made = CASES[layout], zoo.BY_NAME[name], []
-    for window in [*one.windows, []]:
-        packed = dense.pack(one.prefix, [window] if window else [], [*one.query, *answer])
-        further = max(map(len, one.windows)) - len(window)
-        packed = replace(packed, positions=packed.positions + further * packed.rows)
-        made.append(
-            dense.masked_logits(zoo.shared(name), entry.sliding, packed, entry.mask_by_type)
-        )
-    return torch.stack(made).double()
 
 
 def decided(logits: Tensor, first: int, rule: PCED, scores: Sequence[float]) -> Tensor:
@@ -76,7 +61,7 @@ def decided(logits: Tensor, first: int, rule: PCED, scores: Sequence[float]) -> 
 def test_experts(name: str, ruled: str) -> None:
     lm, one, (rule, scores) = engine.shared(name), CASES["ragged"], RULES[ruled]
     context = lm.encode_ids(one.prefix, one.windows, method=rule, scores=scores)
-    whole, last = rows(name, "ragged", FORCED), len(one.query) - 1
+    whole, last = row_logits(name, "ragged", FORCED), len(one.query) - 1
     behind = decided(whole, last, rule, scores)
     _, steps = engine.decode(lm, context, one.query, len(FORCED) + 1, [*FORCED, 0])
     assert tolerances.gap(steps, behind) <= 1e-4
@@ -89,26 +74,15 @@ def test_experts(name: str, ruled: str) -> None:
 def test_experts_of_other_layouts(layout: str) -> None:
     one = CASES[layout]
     found = engine.logits("llama", one, PCED())
-    assert tolerances.gap(found, decided(rows("llama", layout, ()), 0, PCED(), ())) <= 1e-4
+    assert tolerances.gap(found, decided(row_logits("llama", layout, ()), 0, PCED(), ())) <= 1e-4
 
 
 def test_beams_keep_the_contrast_of_their_first_token() -> None:
-    lm, one = engine.shared("llama"), CASES["ragged"]
-    context = lm.encode_ids(one.prefix, one.windows, method=PCED())
-    decoded = lm.engine.decoder.generate(
-        context,
-        one.query,
-        options={
-            "max_new_tokens": 3,
-            "num_beams": 4,
-            "num_return_sequences": 2,
-            "do_sample": False,
-            "length_penalty": 0.0,
-            "output_scores": True,
-        },
-    )
+    one = CASES["ragged"]
+    context = engine.encoded("llama", one, PCED())
+    decoded = beams("llama", context, one)
     for tokens, score in zip(decoded.sequences, decoded.raw.sequences_scores, strict=True):
-        whole = rows("llama", "ragged", tuple(tokens[:-1]))
+        whole = row_logits("llama", "ragged", tuple(tokens[:-1]))
         logs = decided(whole, len(one.query) - 1, PCED(), ())
         total = logs.gather(1, torch.tensor(tokens).unsqueeze(1)).sum()
         assert score.item() == pytest.approx(total.item(), abs=1e-4)
@@ -118,7 +92,7 @@ def test_beams_keep_the_contrast_of_their_first_token() -> None:
 def likeliest(name: str, layout: str) -> list[int]:
     """Windows by the log-probability of the query behind them, the likeliest first."""
     query = torch.tensor(CASES[layout].query[1:])
-    logs = rows(name, layout, ())[:-1, :-1].log_softmax(-1)
+    logs = row_logits(name, layout, ())[:-1, :-1].log_softmax(-1)
     total = logs.gather(2, query.view(1, -1, 1).expand(len(logs), -1, 1)).sum((1, 2))
     order: list[int] = total.argsort(descending=True).tolist()
     return order
