@@ -153,9 +153,9 @@ class WindowedLM:
             dtype: number format of the weights of a model that is loaded here.
             device_map: where the weights go: "cpu", "cuda", "cuda:1"; "auto" or a mapping spreads
                 them (needs accelerate). None takes CUDA where there is a device, else the CPU.
-            dequantize: unpack the weights of a GGUF file into ``dtype`` when it is loaded: more
-                memory, and less time for each forward pass. Without it transformers keeps the
-                blocks of the file packed where it can.
+            dequantize: unpack the weights of a GGUF file into ``dtype`` when it is loaded, where
+                transformers would keep its blocks packed. It keeps those of few architectures, so
+                for most models this changes nothing.
             model_kwargs: for ``AutoModelForCausalLM.from_pretrained``: revision,
                 quantization_config, gguf_file (needs the extra ``gguf``), ...; arguments of
                 ``BitsAndBytesConfig`` such as ``load_in_4bit`` are taken as well.

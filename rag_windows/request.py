@@ -27,7 +27,6 @@ PassageLike = Passage | str | Mapping[str, Any]
 
 DEFAULT_NEW_TOKENS = 128
 
-
 _PART = re.compile(r"(.+)#\d+", re.DOTALL)
 
 

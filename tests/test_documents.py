@@ -191,6 +191,12 @@ def test_every_block_is_of_a_known_kind(page: Path) -> None:
             tomllib.loads(block.code)
 
 
+def _execute(block: Block, code: str, namespace: dict[str, Any]) -> None:
+    # So many empty lines before it that a traceback names the page's own line.
+    numbered = compile("\n" * block.line + code, str(block.page), "exec")
+    exec(numbered, namespace)  # noqa: S102 - our own pages
+
+
 def runs(page: Path) -> bool:
     return any(block.kind in ("python", "console") for block in blocks(page))
 
@@ -205,9 +211,7 @@ def test_a_page_runs_as_it_stands(
     with _as_before(), contextlib.ExitStack() as servers:
         for block in blocks(page):
             if block.kind == "python" and not block.gpu:
-                # So many empty lines before it that a traceback names the page's own line.
-                code = "\n" * block.line + replaced(block.code)
-                exec(compile(code, str(page), "exec"), namespace)  # noqa: S102 - our own pages
+                _execute(block, replaced(block.code), namespace)
             elif block.kind == "console":
                 assert block.code.startswith("$ "), f"{block.where}: no line begins with '$ '"
                 for command in commands(block):
@@ -229,7 +233,7 @@ def test_a_page_s_programs_also_run_where_nothing_is_found(page: Path, folder: P
         for block in blocks(page):
             if block.kind == "python" and not block.gpu:
                 asked = re.sub(r'"[^"\n]*\?"', '"Xylophone?"', replaced(block.code))
-                exec(compile("\n" * block.line + asked, str(page), "exec"), namespace)  # noqa: S102 - our own pages
+                _execute(block, asked, namespace)
 
 
 @contextlib.contextmanager

@@ -74,7 +74,6 @@ def ask(
             f"The question {question!r} is the name of a file. Put --docs before each file, and "
             "the question in quotes."
         )
-    options.check_model(model, answer.link_tokens, answer.link_choose)
     passages = options.open_corpus(search, model.model).retrieve(question, search.top_k)
     with options.loaded_model(model) as lm:
         _reply(lm, model.name, answer, question, passages, [])
@@ -87,7 +86,6 @@ def chat(*, search: SearchOptions, model: ModelOptions, answer: AnswerOptions) -
     """Answer questions over documents in a conversation: one question a line, /exit ends it."""
     from rag_windows.prompt.conversation import search_text
 
-    options.check_model(model, answer.link_tokens, answer.link_choose)
     retriever = options.open_corpus(search, model.model)
     # A process may be started without any standard input.
     interactive = sys.stdin is not None and sys.stdin.isatty()

@@ -152,9 +152,10 @@ def spreading(*, without: Collection[str] = ()) -> Callable[[_Command], _Command
         def run(**given: Any) -> None:
             for name, fields in owned.items():
                 given[name] = hints[name](**{field: given.pop(field) for field in fields})
-            for one in list(given.values()):
+            links = [one for one in given.values() if hasattr(one, "link_tokens")]
+            for one in given.values():
                 if isinstance(one, ModelOptions):
-                    check_model(one)
+                    check_model(one, *((each.link_tokens, each.link_choose) for each in links))
             command(**given)
 
         run.__annotations__ = {one.name: one.annotation for one in taken} | {"return": None}
@@ -223,7 +224,10 @@ class ModelOptions:
     ] = "auto"
     dequantize: Annotated[
         bool,
-        flag("--dequantize", "Unpack the weights of a GGUF file: more memory, quicker answers."),
+        flag(
+            "--dequantize",
+            "Unpack the weights of a GGUF file where transformers would keep them packed.",
+        ),
     ] = False
     max_window_tokens: Annotated[
         int | None, count("Split longer passages into several windows of at most N tokens.")
@@ -321,12 +325,15 @@ class RayOptions:
         }
 
 
-def check_model(model: ModelOptions, link_tokens: Any = None, link_choose: Any = "first") -> None:
-    """Refuse what is wrong with method, profile and device, before documents are read."""
+def check_model(model: ModelOptions, link: tuple[Any, Any] = (None, "first")) -> None:
+    """Refuse what is wrong with method, profile and device, before documents are read.
+
+    ``link`` are the values of --link-tokens and --link-choose, where a command has them.
+    """
     from rag_windows.methods import linked
 
     if (method := _method(model)) is not None:
-        linked(method, link_tokens, link_choose)
+        linked(method, *link)
     if model.profile is None and model.device in ("auto", "cpu"):
         return
     # What follows imports torch.
@@ -339,7 +346,7 @@ def check_model(model: ModelOptions, link_tokens: Any = None, link_choose: Any =
         check_device(model.device, "--device ")
         if model.profile is not None:
             found = Profile.load(model.profile).method
-            linked(method or found, link_tokens, link_choose)
+            linked(method or found, *link)
 
 
 @contextmanager

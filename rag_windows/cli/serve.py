@@ -149,7 +149,7 @@ def serve(
         logging.getLogger("rag_windows.server").setLevel(logging.INFO)
         app = create_app(lm, settings, retriever, keys=keys)
         told = f"{'' if retriever is None else f'{len(retriever.passages)} passages, '}{model.name}"
-        with telling_changes(search.docs or (), render.tell):
+        with telling_changes([*map(str, search.docs or ())], render.tell):
             listened = run(
                 app, server.host, server.port, server.grace, lambda at: render.tell(told + at)
             )
@@ -199,7 +199,7 @@ def _serve_fleet(
         options.open_corpus(search, model.model)
     _tell_who_may_ask(model, server)
     told = f"{made.replicas} readers, {model.name}"
-    with telling_changes(search.docs or (), render.tell):
+    with telling_changes([*map(str, search.docs or ())], render.tell):
         run(
             made,
             server.host,

@@ -411,9 +411,16 @@ def _decoded(data: bytes, label: str) -> str:
             return data.decode(encoding)
     if b"\x00" not in data:
         return data.decode("utf-8-sig")
-    if any(one.startswith("utf_16") for one in _guesses(data)):
+    if any(one.startswith("utf_16") and _readable(data, one) for one in _guesses(data)):
         raise DocumentError(f"not valid UTF-8; {_advice(data, label)}")
     raise DocumentError("binary, not UTF-8 text; name .txt, .md, .jsonl or .pdf files")
+
+
+def _readable(data: bytes, encoding: str) -> bool:
+    """Whether bytes are words in an encoding, and not just characters of it."""
+    text = data[:_GUESSED_BYTES].decode(encoding, "ignore")
+    blank = sum(map(str.isspace, text))
+    return 0 < blank < len(text) and all(one.isprintable() or one.isspace() for one in text)
 
 
 def _guesses(data: bytes) -> list[str]:

@@ -7,6 +7,7 @@ import os
 import stat
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -42,10 +43,10 @@ def home_is_read_only(monkeypatch: Patch, tmp_path: Path) -> None:
     monkeypatch.setenv("HOME", str(home))
     make = Path.mkdir
 
-    def mkdir(path: Path, *args: object, **options: object) -> None:
+    def mkdir(path: Path, *args: Any, **options: Any) -> None:
         if home in path.parents:  # permissions don't stop root
             raise OSError(30, "Read-only file system", str(path))
-        make(path, *args, **options)  # type: ignore[arg-type]  # the same arguments
+        make(path, *args, **options)
 
     monkeypatch.setattr(Path, "mkdir", mkdir)
 
