@@ -259,7 +259,8 @@ def choose(place: Place, label: str) -> dict[str, Any]:
         {"query": list(case.messages), "passages": scored(case), "answer": case.answer}
         for case in cases(place, 0, CALIBRATION, seed=2)
     ]
-    profile = asking.lm.calibrate(examples, method=method_of(label, passages))
+    method = method_of(label, passages)
+    profile = asking.lm.compare(examples, [method], grid=method)
     named = dict(zip(KEY[:4], (*place, label), strict=True))
     return {**named, "chosen": describe(profile.method), "verdict": profile.verdict}
 

@@ -43,9 +43,9 @@ from rag_windows.errors import (
     without_stop_iteration,
 )
 from rag_windows.generate import Decoder
-from rag_windows.guard import Guard, few_short_passages, guard_of, multi_hop
+from rag_windows.guard import few_short_passages, guard_of, multi_hop
 from rag_windows.loading import autocast_here
-from rag_windows.methods import PCW, Auto, Method, Sequential, linked, resolve
+from rag_windows.methods import APE, PCW, Auto, Method, QueryLikelihood, Sequential, linked, resolve
 from rag_windows.passage import Passage, WindowTokens, refuse_single, with_neighbours
 from rag_windows.prefill import (
     EncodedContext,
@@ -146,7 +146,7 @@ class Engine:
         model: PreTrainedModel,
         tokenizer: PreTrainedTokenizerBase | None = None,
         *,
-        method: str | Method = "ape",
+        method: str | Method = "auto",
         max_window_tokens: int | None = None,
         header: Header = "title",
         template_kwargs: Mapping[str, Any] | None = None,
@@ -210,6 +210,14 @@ class Engine:
     def method_of(self, method: str | Method | None) -> Method:
         """A method by name, itself, or the default one for None."""
         return self.method if method is None else resolve(method)
+
+    def reading_all(self, method: str | Method | None) -> Method:
+        """The same for what reads all windows: demonstrations, or those that a book chose.
+
+        "auto" chooses among passages, so "ape" stands in for it where no method is named.
+        """
+        chosen = self.method_of(method)
+        return APE() if method is None and isinstance(chosen, Auto) else chosen
 
     def _attach(self, cache: PassageCache | None) -> None:
         self.cache = cache
@@ -307,13 +315,17 @@ class Engine:
             )
 
         method = linked(self.method_of(asked.method), asked.link_tokens, asked.link_choose)
-        request = read_by(method)
+        try:
+            request = read_by(method)
+        except LimitError:
+            if not isinstance(method, Auto):
+                raise
+            method = method.apart()
+            request = read_by(method)
         windows = request.parts.windows
-        if isinstance(method, Auto):
+        if isinstance(method, Auto) and windows:
             request = request.noted(_seen(windows, method))
         guard = guard_of(asked.fallback)
-        if guard is None and isinstance(method, Auto):
-            guard = Guard()
         if guard is None or not windows or not method.windowed:
             return request
         if guard.spread is None and few_short_passages(guard, windows) is None:
@@ -323,9 +335,6 @@ class Engine:
             ordinary = read_by(Sequential())
         except LimitError as error:
             ordinary = error
-        else:
-            if isinstance(method, Auto):
-                ordinary = ordinary.noted("auto: the passages are read in one prompt.")
         return replace(request, guard=guard, ordinary=ordinary)
 
     def _options(
@@ -364,7 +373,8 @@ class Engine:
         context = yield from self.prefill(request, encoder)
         if context.waits:
             yield 0.0
-        return self.decoder.for_query(context, request.parts.query_ids)
+        parts = request.parts
+        return self.decoder.for_query(context, parts.query_ids, parts.question)
 
     def encode(
         self,
@@ -702,14 +712,18 @@ def rest_of(generation: Generation, streamer: Pieces | None) -> tuple[str, str]:
 
 
 def _seen(windows: Sequence[WindowTokens], method: Auto) -> str:
-    """What `Auto` made of a request's windows, in words."""
-    count, reader = sum(bool(one.before) for one in windows), method.reader.name
-    if not count:
-        return f"auto: no passage has chunks in front of it; windows are read by {reader}."
-    return (
-        f"auto: {count} of {len(windows)} windows were encoded in sight of the chunks in front of "
-        f"them in their documents; all are read by {reader}."
-    )
+    """What `Auto` makes of a request's windows, in words."""
+    passages, chunks = len({one.passage for one in windows}), sum(bool(w.before) for w in windows)
+    chosen, read = method.selection, f"all {passages} passages are read by {method.reader.name}"
+    if isinstance(chosen, QueryLikelihood):
+        few = passages <= chosen.retrieve
+        which = f"of {passages} passages, the {chosen.retrieve} that make the question likeliest"
+        apart = chosen.reader.windowed or chunks
+        which = f"all {passages} passages" if few else which
+        read = f"{which} are read {'side by side' if apart else 'in one prompt'}"
+    if chunks:
+        read += f"; {chunks} of {len(windows)} windows saw the chunks before them when encoded"
+    return f"auto: {read}."
 
 
 def _check(model: PreTrainedModel, decoder: Decoder, prompt: Prompt | None) -> None:

@@ -33,7 +33,7 @@ class MethodError(InputError):
 
 
 class ProfileError(InputError):
-    """A calibration profile can't be read, written or used."""
+    """A profile can't be read, written or used."""
 
 
 class DataError(InputError):

@@ -121,11 +121,17 @@ class Decoder:
             return EnsembleLayout(**numbers, members=windows, combination=method.combination)
         return kind(**numbers)
 
-    def for_query(self, context: EncodedContext, query_ids: Sequence[int]) -> EncodedContext:
+    def for_query(
+        self,
+        context: EncodedContext,
+        query_ids: Sequence[int],
+        question: tuple[int, int] | None = None,
+    ) -> EncodedContext:
         """What this query reads, where a step of the method waits for it.
 
         Such a step chooses the windows that are read, or tokens of them to encode again. The given
         context stays as it is, for other queries; it comes back itself where nothing waits.
+        ``question`` is where the last question begins and ends in the query, if that is known.
         """
         self._check_layers(context)
         if not context.waits:
@@ -134,8 +140,10 @@ class Decoder:
         if isinstance(selection, QueryLikelihood):
             rows = rows_of(context)
             layout = cast(EnsembleLayout, self.layout(rows))
-            question = question_of(query_ids, self.end_tokens({}))
-            return read_likeliest(selection, context, question, self.runner, rows, layout)
+            question = question or question_of(query_ids, self.end_tokens({}))
+            return read_likeliest(
+                selection, context, query_ids, question, self.runner, rows, layout
+            )
         if selection is not None:
             return select(selection, context, query_ids, self.runner)
         attention = cast(AttentionLayout, self.layout(context, kind=AttentionLayout))

@@ -18,7 +18,7 @@ from rag_windows.batching.scheduler import Scheduler, shared_scheduler
 from rag_windows.cache.encoder import CachedEncoder
 from rag_windows.cache.passage_cache import PassageCache, Size, in_home
 from rag_windows.calibration import Example, Profile
-from rag_windows.calibration.calibrate import KEEP_BYTES, By, Metric, OnProgress, calibrate
+from rag_windows.calibration.compare import KEEP_BYTES, By, Metric, OnProgress, compare
 from rag_windows.codebook.book import OnPrepared, PassageBook
 from rag_windows.engine import Engine, OnWarmed, Warmed
 from rag_windows.errors import InputError, stop_iteration_told
@@ -41,6 +41,9 @@ from rag_windows.request import DEFAULT_NEW_TOKENS, BatchRequest, Messages, Pass
 from rag_windows.results import Chunk, Generation
 from rag_windows.sampling import check_counts, whole_number
 
+OWN_METHOD = "rag_windows_method"
+"""In a model's config: the method with which it was trained to read."""
+
 
 class WindowedLM:
     """A local causal LM that reads each passage in a window of its own.
@@ -52,7 +55,7 @@ class WindowedLM:
     Attributes:
         header: the line at the start of each window: its name, or the function that writes it.
         template_kwargs: further variables of the chat template.
-        profile: the calibration profile, or None.
+        profile: that of a comparison, or None.
         engine: the parts below, for packages that build on this one; it may change at any time.
     """
 
@@ -72,9 +75,8 @@ class WindowedLM:
     ) -> None:
         self.profile = None if profile is None else Profile.of(profile)
         if method is None:
-            method = "ape" if self.profile is None else self.profile.method
-        elif method == Auto.name and self.profile is not None:
-            method = Auto(reader=self.profile.method)
+            own = getattr(model.config, OWN_METHOD, Auto.name)
+            method = own if self.profile is None else self.profile.method
         self.engine = Engine(
             model,
             tokenizer,
@@ -140,7 +142,8 @@ class WindowedLM:
             tokenizer: a tokenizer, or its name or folder, to use instead of the model's own. A
                 loaded model needs one to read text.
             method: default method, by name ("ape", "pcw", "sequential") or as an object. None takes
-                the profile's method, or "ape" without a profile; "auto" reads by it.
+                the profile's method; without a profile the one that the model's config names as
+                ``rag_windows_method``, or else "auto".
             max_window_tokens: a longer passage is split into several windows; by default half of
                 the model's positions.
             header: "title", "none", "number", "number+title", or a function of (passage, number).
@@ -148,7 +151,7 @@ class WindowedLM:
             text_tokens: control tokens that passages may contain as ordinary text; see `Prompt`.
             max_batch_tokens: tokens in one encoding pass; None for what suits the device.
             cache: keeps encoded windows: a `PassageCache`, or True for one with good defaults.
-            profile: of a calibration, or the path of one: brings the method; a warning tells if it
+            profile: of a comparison, or the path of one: brings the method; a warning tells if it
                 was made for another model.
             dtype: number format of the weights of a model that is loaded here.
             device_map: where the weights go: "cpu", "cuda", "cuda:1"; "auto" or a mapping spreads
@@ -565,12 +568,12 @@ class WindowedLM:
         return found[0] if isinstance(text, str) else found
 
     @stop_iteration_told
-    def calibrate(
+    def compare(
         self,
         examples: Iterable[Example | Mapping[str, Any]],
+        methods: Sequence[str | Method] | None = None,
         *,
-        method: str | Method = "ape",
-        settings: Sequence[Method] | None = None,
+        grid: str | Method | None = None,
         by: By | None = None,
         metric: Metric | None = None,
         prefix: str | None = None,
@@ -580,40 +583,43 @@ class WindowedLM:
         keep_bytes: int = KEEP_BYTES,
         on_progress: OnProgress | None = None,
     ) -> Profile:
-        """Choose a method's numbers for this model and for documents like the examples'.
+        """Compare methods with one prompt, on this model and questions of yours, and choose one.
 
-        Every setting is tried on every example with one forward pass over the question and its
-        answer (teacher forcing); the windows are encoded once. A second, finer round tries settings
-        around the best one of a coarse grid. The best setting replaces the default only if it
-        beats it on examples that did not choose it.
+        Every method answers every question; passages are encoded once for all methods that encode
+        them alike. What to take is the method that did best, unless what other questions chose did
+        worse than one prompt on those that did not choose it. `Profile.verdict` says it in words.
 
         Args:
             examples: a few dozen, as `Example` or mappings with "query", "passages" and, if you
-                have them, "answer" and "kind". Take passages as your retriever finds them.
-            method: the method to calibrate; with its numbers it is the default to beat.
-            settings: methods to try instead of those that `default_grid` makes.
-            by: "labels" (how often the greedy answer equals the right one, and between equal
-                settings the right answer's log-probability) or "agreement" (the smallest KL
-                divergence from the same model reading the passages one after the other, over its
-                own greedy answer). None takes labels where every example has an answer.
-            metric: a function of a greedy answer and the right one, larger is better, instead of
-                equality. Each setting then generates its answers, which takes longer.
+                have them, "answer" (or "answers") and "kind". Take passages as your retriever finds
+                them.
+            methods: what to compare; None for `rag_windows.calibration.METHODS_TO_ASK`, or for
+                nothing else beside a ``grid``.
+            grid: a method whose numbers to try as well, over those that `default_grid` makes, and
+                then over a finer grid around the best.
+            by: "labels" (how often the answer holds the words of the right one, and between equal
+                methods the right answer's log-probability) or "agreement" (the smallest KL
+                divergence from the same model reading the passages in one prompt, over its own
+                greedy answer; compared with "auto" then). None takes labels where every example has
+                an answer.
+            metric: a function of a greedy answer and a right one, larger is better, instead of
+                whether its words are in there.
             prefix: the same system prompt as in the later requests.
-            max_new_tokens: length of the sequential answers, and of the answers for a metric.
-            refine: whether there is a second, finer round.
+            max_new_tokens: length of the answers.
+            refine: whether there is a second, finer round of a grid.
             seed: seed of folds and bootstrap intervals.
             keep_bytes: largest size of the keys and values that are kept between the rounds.
             on_progress: called with the name of the step, how much of it is done, and how much
                 there is.
 
         Raises:
-            InputError: fewer than eight examples can be used, or a setting reads no windows.
+            InputError: fewer than eight examples can be used, or there is nothing to compare.
         """
-        return calibrate(
+        return compare(
             self.engine,
             examples,
-            method=method,
-            settings=settings,
+            methods=methods,
+            grid=grid,
             by=by,
             metric=metric,
             prefix=prefix,
@@ -648,7 +654,7 @@ class WindowedLM:
 
         Args:
             method: a `Codebook`, or a method that reads with one. Any other method (None: the
-                model's own) becomes the reader of a codebook.
+                model's own, or "ape" in place of "auto") becomes the reader of a codebook.
             path: the book's folder; None keeps the book in memory only.
             prefix: the same system prompt as in the later requests.
             conversation: if the requests hold a system message or tools, one such request.
@@ -673,7 +679,7 @@ class WindowedLM:
         return PassageBook(
             self.with_cache(cache),
             cache,
-            self.engine.method_of(method),
+            self.engine.reading_all(method),
             path=folder,
             prefix=prefix,
             conversation=conversation,

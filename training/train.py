@@ -146,6 +146,7 @@ def new_reader(tokenizer: PreTrainedTokenizerFast, seed: int, layers: int = 4) -
         tie_word_embeddings=True,
         attention_bias=True,
         rope_parameters={"rope_type": "default", "rope_theta": ROPE_THETA},
+        rag_windows_method="ape",  # no question is learned, so how likely one is says nothing
         **tokens,
     )
     model = LlamaForCausalLM(config)

@@ -62,19 +62,22 @@ def need_of(request: Request, sequences: int = 1) -> Need:
     if not method.windowed:
         windows = [sum(windows)]
     seen = [len(ids) + length for ids, length in zip(before, windows, strict=True)]
-    own, rows = query + new - 1, sequences
+    own, rows, anew = query + new - 1, sequences, 0
+    if method.recompute is not None:
+        anew = prefix + sum(windows)
     if method.combination is not None:
         # Each window answers in a row of its own, whose cache holds the prefix, too.
         own, rows = own + prefix, sequences * (len(windows) + method.combination.prior)
     elif isinstance(method.selection, QueryLikelihood):
-        # The query is read once in a row of each window, before it is answered.
-        own, rows = own + prefix, max(sequences, len(windows))
+        # Before it is answered, the query is read in a row of each window, with the prefix.
+        chosen = sorted(windows)[-method.selection.retrieve :]
+        anew = (len(windows) + 1) * (prefix + query) + sum(chosen)
     return Need(
         own,
         query,
         new,
         windows=(*([prefix] if prefix else []), *windows),
-        anew=0 if method.recompute is None else prefix + sum(windows),
+        anew=anew,
         refined=method.refinement is not None,
         rows=rows,
         passes=tuple(seen) if any(before) else (),

@@ -188,7 +188,6 @@ def checked(
         reader is not engine
         or request.guard is not None
         or method.combination is not None
-        or method.selection is not None
         or not served(engine.decoder, request.options)
         # The rotary tables of the plain model grow with such a prompt, those of a batch don't.
         or (not parts.windows and limit is not None and last > limit)
@@ -343,8 +342,9 @@ class Batch:
         question.encoded_at = time.perf_counter()
         question.counts = {
             "cached_tokens": context.cached_tokens,
-            "windows": len(context.each),
+            "windows": context.encoded_windows + context.cached_windows,
             "cached_windows": context.cached_windows,
+            "chosen": context.chosen,
         }
         prompt = len(context.prefix_ids) + len(query_ids)
         row = Row(

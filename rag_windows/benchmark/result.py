@@ -86,7 +86,7 @@ class Plan:
         Literal["bfloat16", "float16", "float32"],
         typer.Option(help="Number format of the weights."),
     ] = "bfloat16"
-    method: Annotated[str, _option("Method that reads the windows.", "NAME")] = "ape"
+    method: Annotated[str, _option("Method that reads the windows.", "NAME")] = "auto"
 
 
 @dataclass(frozen=True, slots=True)

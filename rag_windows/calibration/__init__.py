@@ -1,10 +1,25 @@
-"""Choosing a method's numbers for a model and its documents."""
+"""Comparing methods, and choosing their numbers, on a model and questions of one's own."""
 
-from rag_windows.calibration.calibrate import Example, ape_grid, default_grid, read_examples
-from rag_windows.calibration.profile import Comparison, Mean, ModelFingerprint, Profile, Setting
+from rag_windows.calibration.compare import (
+    METHODS_TO_ASK,
+    Example,
+    ape_grid,
+    default_grid,
+    read_examples,
+)
+from rag_windows.calibration.profile import (
+    Comparison,
+    Cost,
+    Mean,
+    ModelFingerprint,
+    Profile,
+    Setting,
+)
 
 __all__ = [
+    "METHODS_TO_ASK",
     "Comparison",
+    "Cost",
     "Example",
     "Mean",
     "ModelFingerprint",

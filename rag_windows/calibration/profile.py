@@ -1,4 +1,4 @@
-"""What a calibration found: the method to use, and how every setting that was tried did."""
+"""What a comparison found: the method to use, and how every setting that was tried did."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import hashlib
 import json
 import os
 import secrets
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -32,16 +33,16 @@ from rag_windows.methods.registry import numbers_of
 from rag_windows.prompt.visible_text import strict_json
 
 FORMAT = "rag-windows calibration profile"
-VERSION = 1
+VERSION = 2
 
-Figure = Literal["exact match", "metric", "log-probability", "divergence", "agreement"]
+Figure = Literal["contains", "metric", "log-probability", "divergence", "agreement"]
 
 """What is measured, more is better but of the divergence.
 
-"exact match" is the share of greedy answers equal to the right one, "metric" the mean of the metric
-that was passed, "log-probability" that of the right answer with its end, in nats; "divergence" is
-the KL from the sequential reader to this one, in nats a token of its answer, and "agreement" the
-share of greedy answers equal to the sequential reader's.
+"contains" is the share of greedy answers that hold the words of a right one, "metric" the mean of
+the metric that was passed, "log-probability" that of the right answer with its end, in nats;
+"divergence" is the KL from the sequential reader to this one, in nats a token of its answer, and
+"agreement" the share of greedy answers equal to the sequential reader's.
 """
 
 _NOT_OF_A_MODEL = ("dtype", "torch_dtype", "quantization_config", "transformers_version")
@@ -70,26 +71,44 @@ class Mean:
 
 
 @dataclass(frozen=True, config=_CHECKED)
+class Cost:
+    """What a setting costs, of the median example.
+
+    Attributes:
+        cold_s: seconds to the first token where nothing is encoded yet; None where a cache held
+            some of every example.
+        warm_s: the same over passages that were all encoded for other questions.
+        tokens: those of the passages that are encoded all the same then, on average; None where it
+            was not counted.
+    """
+
+    cold_s: float | None = None
+    warm_s: float | None = None
+    tokens: int | None = None
+
+
+@dataclass(frozen=True, config=_CHECKED)
 class Setting:
     """One setting that was tried, and its figures; ``fine`` are those of the second round."""
 
     method: _Method
     figures: Annotated[dict[Figure, Mean], Field(min_length=1)]
     fine: bool = False
+    cost: Cost = dataclasses.field(default=Cost(), compare=False)
 
 
 @dataclass(frozen=True, config=_CHECKED)
 class Comparison:
-    """The chosen settings against the default on examples that did not choose them.
+    """The chosen settings against the base on examples that did not choose them.
 
     The examples are dealt into folds; for each, the rest choose a setting as the whole call does,
-    and the fold judges it. ``difference`` is chosen minus default, example by example; above zero
+    and the fold judges it. ``difference`` is chosen minus base, example by example; above zero
     where chosen is better, whichever way the figure itself points.
     """
 
     figure: Figure
     chosen: Mean
-    default: Mean
+    base: Mean
     difference: Mean
 
     @property
@@ -135,7 +154,7 @@ class ModelFingerprint:
         return (
             f"The profile was made for {self.name!r} ({self.fingerprint[:12]}), but this model is "
             f"{own.name!r} ({own.fingerprint[:12]}), with other weights or another precision. The "
-            "profile's numbers may not suit it. Calibrate again to be sure."
+            "profile's numbers may not suit it. Compare again to be sure."
         )
 
 
@@ -151,12 +170,13 @@ def _sampled(tensor: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True, config=_CHECKED)
 class Profile:
-    """The result of `WindowedLM.calibrate`; ``from_pretrained(profile=...)`` uses it.
+    """The result of `WindowedLM.compare`; ``from_pretrained(profile=...)`` uses it.
 
     Attributes:
-        method: what to use: `best` if it beats the default on held-out examples, else `default`.
+        method: what to use: `best`, unless it did worse than `base` on held-out examples.
         best: the best setting on all examples.
-        verdict: whether `best` replaced the default, in one sentence with the figures.
+        base: what the others are compared with: one prompt; without right answers, "auto".
+        verdict: what to take and why, in a sentence or two with the figures.
         criteria: names of the figures that decided: the first one, and behind it what breaks ties.
         settings: every setting, in the order tried.
         held_out: one comparison for each of `criteria`.
@@ -167,8 +187,7 @@ class Profile:
 
     method: _Method
     best: _Method
-    default: _Method
-    beats_default: bool
+    base: _Method
     verdict: str
     criteria: Annotated[tuple[Figure, ...], Field(min_length=1)]
     settings: tuple[Setting, ...]
@@ -204,14 +223,13 @@ class Profile:
     def to_json(self) -> str:
         """The profile as JSON text; a `ProfileError` if one of its methods can't be read back."""
         data = _PROFILE.dump_python(self, mode="json")
-        # "guard" was a threshold once; who reads profiles finds that there is none.
-        file = {"format": FORMAT, "version": VERSION, **data, "guard": None}
+        file = {"format": FORMAT, "version": VERSION, **data}
         text = json.dumps(file, indent=1) + "\n"
         with contextlib.suppress(ProfileError):
             if Profile.from_json(text) == self:
                 return text
         raise ProfileError(
-            f"A profile can't store {self.best!r}. Calibrate one of this package's methods, with "
+            f"A profile can't store {self.best!r}. Compare this package's methods, with "
             "numbers and text as parameters."
         )
 
@@ -224,7 +242,7 @@ class Profile:
             if found != [FORMAT, VERSION]:
                 raise ProfileError(
                     f"it is not a {FORMAT} of version {VERSION}, which this rag-windows reads. "
-                    "Calibrate again, or use the rag-windows that wrote it."
+                    "Compare again, or use the rag-windows that wrote it."
                 )
             return _PROFILE.validate_json(text)
         except ValidationError as error:
@@ -253,7 +271,7 @@ class Profile:
         except (OSError, UnicodeDecodeError, ProfileError) as error:
             raise ProfileError(
                 f"The profile {str(path)!r} can't be used: {str(error)[:500]} Write a new one "
-                "with `rag-windows calibrate --out FILE`."
+                "with `rag-windows compare --out FILE`."
             ) from error
 
     @classmethod
@@ -275,13 +293,15 @@ class Profile:
         require("The picture", "matplotlib", extra="figures")
         from matplotlib import figure as figures
 
-        alike = [one for one in reversed(self.ranked()) if type(one.method) is type(self.default)]
+        ranked = self.ranked()
+        kinds = Counter(type(one.method) for one in ranked)
+        alike = [one for one in reversed(ranked) if type(one.method) is kinds.most_common(1)[0][0]]
         values = varying(one.method for one in alike if not one.fine)
         names = sorted(values, key=lambda name: -len(values[name]))[:2]
         if not names:
             raise ProfileError(
-                "There is nothing to draw, because only one setting was tried. "
-                "Calibrate a method with numbers, such as 'ape'."
+                "There is nothing to draw, because no method's numbers were tried. Name one with "
+                "numbers in grid=, such as 'ape'."
             )
         criterion = self.criteria[0]
         unit = f"{criterion} ({'lower' if sign(criterion) < 0 else 'higher'} is better)"
@@ -294,12 +314,10 @@ class Profile:
         sizes = [150 if one.fine else 600 for one in placed]
         points = axes.scatter(x, y, s=sizes, c=shown, cmap=colours, marker="s", alpha=0.7)
         figure.colorbar(points, label=unit)
-        for name, method, mark in (("default", self.default, "ks"), ("best", self.best, "r*")):
-            at = [place for place, one in enumerate(placed) if one.method == method]
-            text = f"{name}: {label(method)}"
-            across, up = [x[place] for place in at], [y[place] for place in at]
-            axes.plot(across, up, mark, fillstyle="none", markersize=20, label=text)
-        axes.set_title(f"{self.default.name} on {self.model.name}, {self.examples} examples")
+        best = alike[-1].method
+        text = f"best of these: {label(best)}"
+        axes.plot(x[-1:], y[-1:], "r*", fillstyle="none", markersize=20, label=text)
+        axes.set_title(f"{best.name} on {self.model.name}, {self.examples} examples")
         figure.legend(loc="outside lower center", ncols=2, frameon=False, markerscale=0.5)
         try:
             figure.savefig(path, dpi=150, format="png", metadata={"Software": None})

@@ -15,7 +15,7 @@ import typer
 from rich.table import Column
 
 from rag_windows.cli import options, render
-from rag_windows.cli.options import DEFAULT_METHOD, ModelOptions, SearchOptions, option
+from rag_windows.cli.options import ModelOptions, SearchOptions, option
 from rag_windows.errors import GenerationError, InputError, RagWindowsError
 from rag_windows.passage import Passage
 from rag_windows.prompt.visible_text import encodable, one_line, visible
@@ -308,11 +308,10 @@ def demo(
     """Answer three questions over the sample corpus, first sequentially, then with windows."""
     retriever = options.open_corpus(SearchOptions(), None)
     tasks = json_format.loads((samples_path() / "demo.json").read_text(encoding="utf-8"))
-    compared = ("sequential", DEFAULT_METHOD)
     asked = ModelOptions(model=model, device=device, no_cache=True, verbose=verbose)
-    pairs = [(task, method) for task in tasks for method in compared]
     rows: list[dict[str, Any]] = []
     with options.loaded_model(asked) as lm, render.progress("Answering") as answered:
+        pairs = [(task, method) for task in tasks for method in ("sequential", lm.method.name)]
         for task, method in pairs:
             answered(len(rows), len(pairs))
             rows.append({"model": model, **_answer(lm, model, retriever, task, method)})
@@ -320,7 +319,7 @@ def demo(
         render.write_json(rows)
         return
     for row in rows:
-        if row["method"] == compared[0]:
+        if row["method"] == "sequential":
             render.show(f"{row['question']} ({row['passages']} passages)", "bold")
         right = "right" if row["right"] else f"wrong: {row['expected']}"
         first = f"first token after {row['first_token_s']:.3f} s"
@@ -332,7 +331,7 @@ def _answer(
     lm: WindowedLM, name: str, retriever: BM25Retriever, task: dict[str, Any], method: str
 ) -> dict[str, Any]:
     """What a method makes of a question; the fastest of several runs."""
-    from rag_windows.evaluation.chatrag import contains
+    from rag_windows.calibration.words import contains
 
     question, top_k = task["question"], task["top_k"]
     passages = retriever.retrieve(question, top_k)

@@ -18,7 +18,7 @@ from rag_windows.benchmark.result import Plan, Result, markdown
 from rag_windows.cli import options, render
 from rag_windows.cli.ask import ask, chat, demo
 from rag_windows.cli.cache import cache, warm
-from rag_windows.cli.calibrate import calibrate
+from rag_windows.cli.compare import compare
 from rag_windows.cli.evaluation.app import evaluation
 from rag_windows.cli.options import ModelOptions, count, option
 from rag_windows.cli.serve import serve
@@ -69,7 +69,7 @@ def rag_windows(
     """Answer questions over documents; each retrieved passage is read in a window of its own."""
 
 
-for command in (ask, chat, demo, serve, warm, calibrate):
+for command in (ask, chat, demo, serve, warm, compare):
     app.command()(command)
 
 
@@ -115,7 +115,7 @@ def classify(
     json: options.Json = False,
 ) -> None:
     """Label texts by labelled examples (demonstrations), however many there are."""
-    from rag_windows.calibration.calibrate import read_lines
+    from rag_windows.calibration.compare import read_lines
     from rag_windows.icl.classifier import demonstration_of
 
     shown = read_lines(demos, demonstration_of, '{"text": "...", "label": "..."}')

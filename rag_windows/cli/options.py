@@ -165,7 +165,7 @@ def spreading(*, without: Collection[str] = ()) -> Callable[[_Command], _Command
     return decorate
 
 
-DEFAULT_MODEL, DEFAULT_METHOD = "tiny-reader", "ape"
+DEFAULT_MODEL = "tiny-reader"
 SAMPLE_MODEL = (
     f"The shipped model {DEFAULT_MODEL} answers; it knows only the sample corpus. For documents of "
     "your own, name them with --docs and a model with --model."
@@ -207,12 +207,10 @@ class ModelOptions:
         option(
             "NAME",
             "Method that reads the passages, such as ape:scale=0.9; rag-windows methods "
-            "lists them. Default: ape.",
+            "lists them. Default: auto.",
         ),
     ] = None
-    profile: Annotated[str | None, option("FILE", "Profile that rag-windows calibrate wrote.")] = (
-        None
-    )
+    profile: Annotated[str | None, option("FILE", "Profile that rag-windows compare wrote.")] = None
     rag_temperature: Annotated[
         float | None, option("T", "The same as --method ape:temperature=T.")
     ] = None
@@ -330,10 +328,10 @@ def check_model(model: ModelOptions, link: tuple[Any, Any] = (None, "first")) ->
 
     ``link`` are the values of --link-tokens and --link-choose, where a command has them.
     """
-    from rag_windows.methods import linked
+    from rag_windows.methods import Auto, linked
 
-    if (method := _method(model)) is not None:
-        linked(method, *link)
+    method = _method(model)
+    linked(method or Auto(), *link)
     if model.profile is None and model.device in ("auto", "cpu"):
         return
     # What follows imports torch.
@@ -466,7 +464,7 @@ def _compile_ahead() -> None:
 
 
 def _method(model: ModelOptions) -> Method | None:
-    """The method that is asked for; None for the profile's."""
+    """The method that is asked for; None for the profile's, or the model's own."""
     from rag_windows.methods import resolve
     from rag_windows.methods.registry import with_parameters
 
@@ -479,7 +477,9 @@ def _method(model: ModelOptions) -> Method | None:
                 "--rag-scale, or also give --method, which replaces the profile's method."
             )
         return None
-    named = model.method or DEFAULT_METHOD
+    if model.method is None and not numbers:
+        return None
+    named = model.method or "ape"
     if twice := [name for name in numbers if f"{name}=" in named]:
         raise MethodError(
             f"--rag-{twice[0]} and --method {named} set the same number. Leave one of them out."

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import io
 import re
-import string
-from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -26,6 +24,7 @@ from pydantic import (
     field_validator,
 )
 
+from rag_windows.calibration.words import bag_f1, chatrag_words
 from rag_windows.errors import DataError
 from rag_windows.evaluation.files import Name, read, shown, write_whole
 from rag_windows.evaluation.task import (
@@ -43,8 +42,6 @@ from rag_windows.passage import Passage
 Style = Literal["chatrag", "plain"]
 Message = dict[str, str]
 
-ARTICLES = re.compile(r"\b(?:a|an|the)\b")
-_BLANKED = dict.fromkeys(map(ord, string.punctuation), " ")
 
 INSTRUCTION = (
     "This is a chat between a user and an artificial intelligence assistant. The assistant gives "
@@ -245,26 +242,6 @@ def chatrag_scores(
 
 def _mean_of_ratios(sums: Array) -> Array:
     return ratio(sums.reshape(*sums.shape[:-1], -1, 2)).mean(axis=-1)
-
-
-def chatrag_words(text: str) -> list[str]:
-    """Words as ParlAI and ChatRAG-Bench count them: as SQuAD, but "don't" is "don", "t"."""
-    return ARTICLES.sub(" ", text.lower().translate(_BLANKED)).split()
-
-
-def contains(answer: str, wanted: str) -> bool:
-    """Whether an answer holds all words of a text in a row, as `chatrag_words` counts them."""
-    # Words hold no blank, so a match can't begin or end within one.
-    said, right = (f" {' '.join(chatrag_words(text))} " for text in (answer, wanted))
-    return right in said
-
-
-def bag_f1(predicted: Sequence[str], right: Sequence[str], *, both_empty: float = 0.0) -> float:
-    """F1 of two bags of words, 0 to 1; ``both_empty`` is 1 for SQuAD, 0 for ChatRAG-Bench."""
-    if not predicted and not right:
-        return both_empty
-    common = (Counter(predicted) & Counter(right)).total()
-    return 2 * common / (len(predicted) + len(right))
 
 
 def chatrag_f1(answer: str, references: Iterable[str]) -> float | None:

@@ -14,8 +14,8 @@ from typing import Self
 
 from pydantic import BaseModel, ConfigDict
 
+from rag_windows.calibration.words import chatrag_words, contains
 from rag_windows.errors import InputError
-from rag_windows.evaluation.chatrag import chatrag_words, contains
 from rag_windows.evaluation.files import read, shown
 from rag_windows.evaluation.task import Example, Record, Reference, Score, Task
 from rag_windows.passage import Passage, with_neighbours

@@ -19,12 +19,11 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import BaseModel, BeforeValidator, Field, field_validator
 
+from rag_windows.calibration.words import ARTICLES, bag_f1
 from rag_windows.errors import DataError
 from rag_windows.evaluation.chatrag import (
-    ARTICLES,
     INSTRUCTION,
     Style,
-    bag_f1,
     chatrag_f1,
     titled,
     worded,

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, Self
 
 from rag_windows import Passage
+from rag_windows.calibration.words import contains
 from rag_windows.errors import InputError
-from rag_windows.evaluation.chatrag import contains
 from rag_windows.evaluation.task import Example, Record, Reference, Score, Task, digest_of
 from rag_windows.samples import samples_path
 

@@ -27,8 +27,8 @@ from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
+from rag_windows.calibration.words import bag_f1, chatrag_words, contains
 from rag_windows.errors import DataError
-from rag_windows.evaluation.chatrag import bag_f1, chatrag_words, contains
 from rag_windows.evaluation.files import Name, Source, read, validated
 from rag_windows.evaluation.task import Example, Record, Reference, Score, Task
 from rag_windows.passage import Passage

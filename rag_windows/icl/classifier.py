@@ -225,7 +225,7 @@ def classify(
     for what, number in (("windows", windows), ("window_tokens", window_tokens)):
         if number is not None:
             whole_number(what, number)
-    form, reader, prompt = Template.of(template), engine.method_of(method), engine.text.prompt
+    form, reader, prompt = Template.of(template), engine.reading_all(method), engine.text.prompt
     shown = demonstrations_of(demonstrations)
     neutral = [calibrate_with] if isinstance(calibrate_with, str) else list(calibrate_with or ())
     for kind, given in (("Text", texts), ("Content-free text", neutral)):

@@ -12,7 +12,7 @@ what `WindowedLM.encode_ids` gave.
 
 A question over documents, which is answered together with those of other threads::
 
-    source, calls = ModelSource("tiny-reader", method="ape"), Calls(max_rows=32)
+    source, calls = ModelSource("tiny-reader", method="auto"), Calls(max_rows=32)
 
     def prepared(question, documents):
         passages = [passage_of(document) for document in documents]
@@ -166,7 +166,7 @@ class ModelOptions(BaseModel):
             (needs accelerate). None for the best device: CUDA where there is one.
         model_kwargs: for ``AutoModelForCausalLM.from_pretrained``: quantization_config, ...
         method: how the windows are read: "ape", "pcw", "sequential", ... or a `Method`; None takes
-            that of the calibration's profile, that of ``lm``, or "ape".
+            that of the profile, that of ``lm``, or "auto".
         link_tokens: tokens of each window to encode again with the other windows in view: a number
             (int), a share (float), or "all"; see `rag_windows.Linked`.
         link_choose: which tokens: the "first" ones, those with the largest "deviation", or those to
@@ -207,7 +207,7 @@ class ModelOptions(BaseModel):
         if self.batch_bytes is not None:
             parse_size(self.batch_bytes, "batch_bytes", 1 << 40)
         guard_of(self.fallback)
-        self.reading({}, "ape")
+        self.reading({}, "auto")
         return self
 
     def reading(self, options: dict[str, Any], default: str | Method) -> Method:

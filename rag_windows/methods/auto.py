@@ -1,33 +1,44 @@
-"""The method that follows what the passages say of themselves."""
+"""The default: the method that answered best on real models."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
+from rag_windows.methods.base import Method
 from rag_windows.methods.neighbours import Neighbours
+from rag_windows.methods.pcw import PCW
+from rag_windows.methods.query_likelihood import QueryLikelihood
+from rag_windows.methods.sequential import Sequential
 
 
 @dataclass(frozen=True, slots=True)
 class Auto(Neighbours):
-    """Chooses by the passages: one prompt for few short ones, neighbours for chunks, else windows.
+    """Reads the two passages that make the question likeliest; chunks know their document.
 
-    It looks at what costs nothing to see, and a note of the answer says what it chose:
+    What `docs/which_method.md` has figures for. Passages are encoded as `Neighbours` does it: each
+    by itself, and chunks with ``before`` in sight of those. Of them, `QueryLikelihood` chooses what
+    the question reads: in one prompt, or side by side where one of them was encoded in sight of
+    neighbours, which one prompt would not have, or where one prompt may not hold them. Two passages
+    or fewer are one prompt.
 
-    - Few short passages (`Guard` with its defaults) are read in one prompt, as ``fallback=`` does
-      it; another ``fallback`` given beside this method stands in for that.
-    - Passages with ``before`` are encoded in sight of those neighbours; see `Neighbours`.
-    - All others are windows by themselves.
-
-    The reader is ``pcw``, or the method of a calibration profile that the model was loaded with.
-    Windows are those of ``neighbours`` with the same reader, in a cache as well.
+    A note of each answer says what it did.
     """
 
+    reader: Method = field(default=QueryLikelihood(2, reader=Sequential()), kw_only=True)
+
     name: ClassVar[str] = "auto"
-    formula: ClassVar[str] = "sequential, neighbours or the reader alone"
+    formula: ClassVar[str] = "neighbours+query-likelihood:retrieve=2+sequential"
     paper: ClassVar[str] = "-"
 
     def __post_init__(self) -> None:
         Neighbours.__post_init__(self)
         if self.reader.neighbours:
             self.refuse("it looks for neighbours itself. Use ape or pcw as the reader.")
+
+    def apart(self) -> Auto:
+        """The same, which reads side by side what one prompt does not hold."""
+        chosen = self.reader
+        if isinstance(chosen, QueryLikelihood) and not chosen.reader.windowed:
+            return replace(self, reader=replace(chosen, reader=PCW()))
+        return self

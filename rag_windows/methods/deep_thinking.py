@@ -26,7 +26,7 @@ class DeepThinking(Composed):
       ``KV_t = KV_{t-1} + eta * m_t``, summed up in fp32 and read in the model's dtype.
 
     The released code counts pass 0 too: its ``kv_iter=15`` is ``steps=14`` here. Eta and momentum
-    are its defaults; how many steps are best it finds on labelled data, as `rag-windows calibrate`
+    are its defaults; how many steps are best it finds on labelled data, as `rag-windows compare`
     does. With `Sequential` as the reader all passages are one long window, the paper's own use.
 
     Attributes:

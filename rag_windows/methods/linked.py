@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
+from rag_windows.methods.ape import APE
+from rag_windows.methods.auto import Auto
 from rag_windows.methods.base import Alignment, Method, whole
 from rag_windows.methods.composed import Composed
 
@@ -101,8 +103,13 @@ class Linked(Composed):
 
 
 def linked(method: Method, tokens: LinkTokens | None, choose: Choose = "first") -> Method:
-    """A method with linked tokens; itself for None, and for `Sequential`, where all are."""
+    """A method with linked tokens; itself for None, and for `Sequential`, where all are.
+
+    `Auto` chooses among passages. Linked, all of them are read, by `APE`.
+    """
     if tokens is None:
         return method
+    if isinstance(method, Auto):
+        method = APE()
     link = Linked(tokens=tokens, choose=choose)
     return replace(link, reader=method) if method.windowed else method

@@ -25,8 +25,9 @@ class Neighbours(Composed):
     A chunk with n tokens in front of it stands at position p + n behind a prefix of p tokens: there
     it would stand in its document, so that all chunks of one document, each encoded in sight of all
     chunks in front of it, are read as the whole document would be. The query stands behind the
-    furthest end. A window is cached under its neighbours' tokens, too. A passage without ``before``
-    is encoded as it is, and a note says so if it is not the first of its document.
+    furthest end. A window is cached under its neighbours' tokens, too; one without any is that of
+    other methods. A passage without ``before`` is encoded as it is, and a note says so if it is not
+    the first of its document.
 
     Attributes:
         chunks: how many chunks at most, nearest first; "all" takes all that `Passage.before` has.
@@ -53,9 +54,3 @@ class Neighbours(Composed):
     def neighbours(self) -> int:
         """As many as `chunks` says."""
         return sys.maxsize if self.chunks == "all" else self.chunks
-
-    @property
-    def encoding(self) -> str:
-        """The reader's with the number of chunks."""
-        reader = self.reader.encoding
-        return f"{reader}, neighbours={self.chunks}" if self.chunks else reader

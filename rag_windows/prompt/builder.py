@@ -55,6 +55,7 @@ class PromptParts:
 
     Attributes:
         answer_start: what the chat template wrote behind the last message.
+        question: where in the query the text of the last message begins, and where it ends.
     """
 
     prefix_ids: tuple[int, ...]
@@ -62,6 +63,7 @@ class PromptParts:
     query_ids: tuple[int, ...]
     notes: tuple[Note, ...]
     answer_start: str = ""
+    question: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,7 +238,23 @@ class Prompt:
         # Where the assistant's own message is the last one, the answer has begun already.
         own = not conversation.continued and tail and tail[-1].trusted
         start = tail[-1].text if own else ""
-        return PromptParts(prefix_ids, tuple(windows), query_ids, tuple(notes), start)
+        return PromptParts(
+            *(prefix_ids, tuple(windows), query_ids, tuple(notes), start),
+            self._question(conversation, tail, len(query_ids)),
+        )
+
+    def _question(
+        self, conversation: Conversation, tail: list[Piece], tokens: int
+    ) -> tuple[int, int]:
+        """Where the last message's text stands in so many tokens of a query."""
+        at = max((at for at, piece in enumerate(tail) if not piece.trusted), default=0)
+        if not self.is_chat:
+            # Without a template all of it is one text, so the message is where its words are.
+            text, said = "".join(piece.text for piece in tail), conversation.turns[-1].content
+            place = max(0, text.rfind(said))
+            tail, at = [Piece(text[place : place + len(said)]), Piece(text[place + len(said) :])], 0
+        own, behind = (len(self._boundary.encode_pieces(tail[i:], "text")) for i in (at, at + 1))
+        return max(0, tokens - own), tokens - behind
 
     def _text(self, passage: Passage, index: int, name: str) -> _Text:
         header = self._header(passage, index + 1)

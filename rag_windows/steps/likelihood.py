@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import cast
 
 import torch
@@ -18,55 +18,82 @@ from rag_windows.steps.rows_cache import RowsCache
 
 
 def rows_of(context: EncodedContext) -> EncodedContext:
-    """The same windows, each of which a query reads by itself, nothing rescaled."""
-    members = Members(context.each, False, None, torch.tensor(context.groups), context.n_groups)
+    """The same windows, each of which a query reads by itself, and a row that reads none."""
+    members = Members(context.each, True, None, torch.tensor(context.groups), context.n_groups)
     return replace(context, method=ParallelEnsemble(), windows=members)
 
 
-def question_of(query_ids: Sequence[int], ends: Collection[int]) -> list[int]:
-    """The query up to where its last turn ends, which is where the template goes on.
+def question_of(query_ids: Sequence[int], ends: Collection[int]) -> tuple[int, int]:
+    """Where the last question begins and ends in a query: its last turn, without what ends it.
 
-    All of it, if none of its tokens ends a turn.
+    Behind that the template goes on, and in front of it stands the conversation. All of the query,
+    if none of its tokens ends a turn.
     """
-    last = max((at for at, token in enumerate(query_ids) if token in ends), default=len(query_ids))
-    return list(query_ids[:last]) or list(query_ids)
+    turns = [at for at, token in enumerate(query_ids) if token in ends and at]
+    if not turns:
+        return 0, len(query_ids)
+    return turns[-2] + 1 if len(turns) > 1 else 0, turns[-1]
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What a pass over a query says of each window, and of no window in the last row.
+
+    Attributes:
+        question: (windows + 1, tokens) log-probabilities of the question's tokens, in nats, fp32.
+        entropy: (windows + 1,) of the answer's first token, in nats, fp32.
+    """
+
+    question: torch.Tensor
+    entropy: torch.Tensor
 
 
 @torch.no_grad()
-def query_logprobs(
-    encoder: Encoder, rows: EncodedContext, layout: EnsembleLayout, ids: Sequence[int]
-) -> torch.Tensor:
-    """Log-probability of each token of a query but the first, by row.
+def evidence(
+    encoder: Encoder,
+    rows: EncodedContext,
+    layout: EnsembleLayout,
+    query_ids: Sequence[int],
+    question: tuple[int, int],
+) -> Evidence:
+    """Read a query in a row a window.
 
     Args:
         rows: the context as `rows_of` makes it, and ``layout`` that of a query against it.
-        ids: at least two tokens.
-
-    Returns:
-        (windows, tokens - 1), in nats, fp32 at least.
+        query_ids: all of the query.
+        question: where the question begins and ends in it. The query's first token is none of the
+            question's, as no row knows its chance.
     """
     device, start = input_device(encoder.model), rows.query_start
-    fed, targets = torch.tensor([[*ids[:-1]], [*ids[1:]]], device=device)
-    positions = torch.arange(start, start + len(fed), device=device).unsqueeze(0)
+    first, stop = max(1, question[0]), question[1]
+    ids = torch.tensor([[*query_ids]], device=device)
+    positions = torch.arange(start, start + ids.shape[1], device=device).unsqueeze(0)
     cache = cast(RowsCache, rows.new_cache())
     found: list[torch.Tensor] = []
-    run = passes(encoder.model, layout, fed.unsqueeze(0), positions, cache, len(fed))
-    for logits in (one.logits[0] for one in run):
-        done = sum(one.shape[1] for one in found)
-        wanted = targets[done : done + logits.shape[1]].to(logits.device)
+    # A token's chance is what the token before it gives.
+    place = first - 1
+    last = torch.empty(0)
+    for one in passes(encoder.model, layout, ids, positions, cache, ids.shape[1] - place):
+        logits = torch.cat([one.logits[0], cast(torch.Tensor, one.prior)])
+        wanted = ids[0, place + 1 : min(stop, place + 1 + logits.shape[1])].to(logits.device)
         index = wanted.view(1, -1, 1).expand(len(logits), -1, 1)
-        found.append(logits.gather(-1, index)[..., 0] - logits.logsumexp(dim=-1))
-    return torch.cat(found, dim=1)
+        asked = logits[:, : len(wanted)]
+        found.append(asked.gather(-1, index)[..., 0] - asked.logsumexp(dim=-1))
+        place += logits.shape[1]
+        last = logits[:, -1]
+    logprobs = last.log_softmax(dim=-1)
+    # A token that can't come adds nothing, though its logarithm is infinite.
+    entropy = -(logprobs.exp() * logprobs.clamp_min(-1e4)).sum(dim=-1)
+    return Evidence(torch.cat(found, dim=1).float().cpu(), entropy.float().cpu())
 
 
-def ranked(
-    selection: QueryLikelihood, context: EncodedContext, logprobs: torch.Tensor
-) -> list[int]:
-    """Citation groups, the likeliest first; of equal ones the first given.
-
-    ``logprobs`` (windows,) fp32 are of the query behind each window.
-    """
-    scores = logprobs.float().cpu()
+def ranked(selection: QueryLikelihood, context: EncodedContext, found: Evidence) -> list[int]:
+    """Citation groups, the best first; of equal ones the first given."""
+    *rows, alone = found.question
+    scores = torch.stack(rows)
+    if selection.score == "gain":
+        scores = (scores - alone).clamp_min(0.0)
+    scores = scores.sum(dim=1) - selection.confidence * found.entropy[:-1]
     if selection.gamma and context.scores:
         scores = scores + selection.gamma * log_relevance(context.scores)
     best: dict[int, float] = {}
@@ -99,20 +126,25 @@ def joined(context: EncodedContext, chosen: Sequence[int], encoder: Encoder) -> 
 def read_likeliest(
     selection: QueryLikelihood,
     context: EncodedContext,
-    question: Sequence[int],
+    query_ids: Sequence[int],
+    question: tuple[int, int],
     encoder: Encoder,
     rows: EncodedContext,
     layout: EnsembleLayout,
 ) -> EncodedContext:
-    """The context that a query reads: the windows behind which its ``question`` is likeliest.
+    """The context that a query reads: the windows that make the ``question`` in it likeliest.
 
-    For ``rows`` and ``layout`` see `query_logprobs`.
+    Windows that were encoded in sight of others are read side by side, whatever reads the rest.
+
+    For the arguments see `evidence`.
     """
     groups = list(dict.fromkeys(context.groups))
-    if len(groups) > selection.retrieve and len(question) > 1:
-        logprobs = query_logprobs(encoder, rows, layout, question).sum(dim=1)
-        groups = ranked(selection, context, logprobs)[: selection.retrieve]
-    if selection.reader.windowed:
-        return context.choosing(groups)
+    if len(groups) > selection.retrieve:
+        found = evidence(encoder, rows, layout, query_ids, question)
+        groups = ranked(selection, context, found)[: selection.retrieve]
     order = [i for group in groups for i, own in enumerate(context.groups) if own == group]
+    # In one prompt a chunk would not know any more what it was encoded in sight of.
+    apart = any(context.each[index].start > len(context.prefix_ids) for index in order)
+    if selection.reader.windowed or apart:
+        return context.choosing(groups)
     return replace(joined(context, order, encoder), chosen=tuple(order), settled=True)

@@ -13,7 +13,7 @@ import pytest
 from benchmarks import quality, quality_tables
 from benchmarks.answering import Answerer
 from rag_windows import Passage, WindowedLM
-from rag_windows.calibration.calibrate import GRIDS
+from rag_windows.calibration.compare import GRIDS
 from training.tasks import draw_case
 
 MODEL = "tiny-reader"

@@ -1,80 +1,139 @@
-"""`method="auto"`: what it chooses, that the answers are those of that, and that it says so."""
+"""The default, `method="auto"`: what it reads, its answers, and what it says of them."""
 
 from __future__ import annotations
+
+import copy
 
 import pytest
 
 from rag_windows import (
     APE,
+    PCW,
     Auto,
+    Generation,
+    LimitError,
     Linked,
     MethodError,
     Neighbours,
     Passage,
+    QueryLikelihood,
     WindowedLM,
     with_neighbours,
 )
+from tests.rag_windows import small
 
 QUESTION = "Where was Vara Zelmont born?"
 MANY = [f"{name} {word} makes cheese in Birholm." for name in ("Alra", "Oska") for word in "ABCDE"]
+BORN = "Vara Zelmont was born in Sulava."
 
 
 @pytest.fixture(scope="module")
 def lm() -> WindowedLM:
-    return WindowedLM.from_pretrained("tiny-reader")
+    return WindowedLM.from_pretrained("tiny-reader", method="auto")
 
 
-def told(lm: WindowedLM, passages: list[str] | list[Passage]) -> tuple[str, str]:
-    made = lm.generate(QUESTION, passages, method="auto", max_new_tokens=6, do_sample=False)
-    return made.text, "\n".join(one.message for one in made.notes if one.kind == "method")
+def asked(
+    lm: WindowedLM, passages: list[str] | list[Passage], method: str | None = None
+) -> Generation:
+    return lm.generate(QUESTION, passages, method=method, max_new_tokens=6, do_sample=False)
 
 
-def plain(lm: WindowedLM, passages: list[str] | list[Passage], method: str) -> str:
-    return lm.generate(QUESTION, passages, method=method, max_new_tokens=6, do_sample=False).text
+def note(made: Generation) -> str:
+    return "\n".join(one.message for one in made.notes if one.kind == "method")
 
 
-def test_few_short_passages_are_read_in_one_prompt(lm: WindowedLM) -> None:
-    few = ["Vara Zelmont was born in Sulava.", "Aldan Pellby was born in Birholm."]
-    text, note = told(lm, few)
-    assert text == plain(lm, few, "sequential")
-    assert "in one prompt" in note
-    made = lm.generate(QUESTION, few, method="auto", max_new_tokens=2)
-    assert made.fallback is not None
-    assert made.fallback.taken
-    assert made.usage.windows == 1
+def test_two_of_many_are_read_in_one_prompt(lm: WindowedLM) -> None:
+    passages = [*MANY[:7], BORN, *MANY[7:]]
+    made = asked(lm, passages)
+    assert note(made) == (
+        "auto: of 11 passages, the 2 that make the question likeliest are read in one prompt."
+    )
+    assert len(made.windows) == 2
+    chosen = [passages[window.passage] for window in made.windows]
+    assert made.token_ids == asked(lm, chosen, "sequential").token_ids
+    assert sum((one.mass or 0) > 0 for one in made.citations or ()) == 2
 
 
-def test_many_passages_are_windows(lm: WindowedLM) -> None:
-    text, note = told(lm, MANY)
-    assert text == plain(lm, MANY, "pcw")
-    assert "no passage has chunks in front of it; windows are read by pcw" in note
+def test_a_model_may_name_its_own_method() -> None:
+    """The shipped one learned to write answers alone: how likely it finds questions says little."""
+    lm = WindowedLM.from_pretrained("tiny-reader")
+    assert lm.method == APE()
+    named = copy.deepcopy(small.model())
+    del named.config.rag_windows_method
+    assert WindowedLM(named, small.tokenizer()).method == Auto()
+    named.config.rag_windows_method = "query-likelihood:retrieve=3+pcw"
+    assert WindowedLM(named, small.tokenizer()).method == QueryLikelihood(3)
+    assert WindowedLM(named, small.tokenizer(), method="pcw").method == PCW()
+    named.config.rag_windows_method = "magic"
+    with pytest.raises(MethodError, match="Unknown method 'magic'"):
+        WindowedLM(named, small.tokenizer())
 
 
-def test_chunks_are_encoded_in_sight_of_their_neighbours(lm: WindowedLM) -> None:
+def test_two_passages_are_one_prompt(lm: WindowedLM) -> None:
+    few = ["Aldan Pellby was born in Birholm.", BORN]
+    made, prompt = asked(lm, few), asked(lm, few, "sequential")
+    assert made.token_ids == prompt.token_ids
+    assert note(made) == "auto: all 2 passages are read in one prompt."
+    for one, other in zip(made.citations or (), prompt.citations or (), strict=True):
+        assert one.mass == pytest.approx(other.mass, abs=1e-4)
+    assert asked(lm, [BORN]).token_ids == asked(lm, [BORN], "sequential").token_ids
+
+
+def test_what_one_prompt_may_not_hold_is_read_side_by_side() -> None:
+    lm = small.wrapped(method="auto")
+    long = [f"{name} {'x' * 508}" for name in "abc"]
+    made = lm.generate("What?", long, max_new_tokens=4, do_sample=False)
+    assert note(made).endswith("the 2 that make the question likeliest are read side by side.")
+    assert len(made.windows) == 2
+    wanted = {"method": "query-likelihood:retrieve=2", "max_new_tokens": 4, "do_sample": False}
+    assert made.token_ids == lm.generate("What?", long, **wanted).token_ids
+    with pytest.raises(LimitError, match="Set retrieve=1 or less"):
+        lm.generate("What?", long, method="query-likelihood:retrieve=2+sequential")
+    with pytest.raises(LimitError, match="positions"):
+        lm.generate("What?", long, max_new_tokens=1000)
+
+
+def test_chunks_that_know_their_document_are_read_side_by_side(lm: WindowedLM) -> None:
     chunks = [
         Passage("Vara Zelmont is a painter.", title="Vara Zelmont", document="v", index=0),
         Passage("She was born in Sulava.", document="v", index=1),
     ]
     passages = [*with_neighbours(chunks), *map(Passage, MANY)]
-    text, note = told(lm, passages)
-    assert text == plain(lm, passages, "neighbours+pcw")
-    assert "1 of 12 windows were encoded in sight" in note
-    assert text != plain(lm, passages, "pcw")
+    made = asked(lm, passages)
+    assert {window.passage for window in made.windows} == {0, 1}
+    apart = asked(lm, passages, "neighbours+query-likelihood:retrieve=2")
+    assert made.token_ids == apart.token_ids
+    assert note(made) == (
+        "auto: of 12 passages, the 2 that make the question likeliest are read side by side; 1 of "
+        "12 windows saw the chunks before them when encoded."
+    )
 
 
 def test_batches_and_caches_know_it() -> None:
     lm = WindowedLM.from_pretrained("tiny-reader", cache=True, method="auto")
-    expected = plain(lm, MANY, "pcw")
+    lm.generate(QUESTION, MANY, method="pcw", max_new_tokens=1)
+    found = asked(lm, MANY)
+    assert found.usage.cached_windows == found.usage.windows == len(MANY)
     requests = [{"query": QUESTION, "passages": MANY[at:] + MANY[:at]} for at in range(2)]
     made = lm.generate_batch([{**one, "max_new_tokens": 6, "do_sample": False} for one in requests])
-    assert made[0].text == expected
-    assert made[1].text == plain(lm, MANY[1:] + MANY[:1], "pcw")
-    assert lm.generate(QUESTION, MANY, max_new_tokens=1).usage.cached_windows == len(MANY)
+    method = "query-likelihood:retrieve=2+sequential"
+    assert made[0].text == found.text == asked(lm, MANY, method).text
+    assert made[1].text == asked(lm, MANY[1:] + MANY[:1], method).text
+    assert [len(one.windows) for one in made] == [2, 2]
+
+
+def test_what_reads_all_windows_reads_them_all(lm: WindowedLM) -> None:
+    """Demonstrations and linked windows are no passages to choose from."""
+    linked = lm.generate(QUESTION, MANY, link_tokens=2, max_new_tokens=2)
+    assert len(linked.windows) == len(MANY)
+    shown = [(f"{word} is {label}.", label) for word in MANY for label in ("good", "bad")]
+    plain = lm.classify("A is good.", shown, windows=4, method="ape")
+    assert lm.classify("A is good.", shown, windows=4) == plain
 
 
 def test_it_stands_first_and_reads_by_a_reader() -> None:
     assert Auto(reader=APE()).neighbours == Neighbours(reader=APE()).neighbours
-    assert Auto(reader=APE()).encoding == Neighbours(reader=APE()).encoding
+    assert Auto().encoding == APE().encoding
     for make in (
         lambda: Linked(reader=Auto()),
         lambda: Auto(reader=Neighbours()),

@@ -35,7 +35,7 @@ def profile_text(tmp_path_factory: pytest.TempPathFactory, small_lm: WindowedLM)
         {"query": f"Who is {i}?", "passages": [f"One {i}.", "Two."], "answer": "A"}
         for i in range(8)
     ]
-    made = small_lm.calibrate(examples, settings=[APE(), PCW(), APE(0.5, 0.5)], refine=False)
+    made = small_lm.compare(examples, [APE(), PCW(), APE(0.5, 0.5)], refine=False)
     made.save(path)
     return path.read_text(encoding="utf-8")
 
@@ -75,7 +75,7 @@ def test_a_damaged_profile_gives_one_clear_error(
 @pytest.mark.parametrize(
     ("command", "line"),
     [
-        (["calibrate", "--examples"], '{{"query": "Who?", "passages": ["A."], "answer": {}}}\n'),
+        (["compare", "--questions"], '{{"query": "Who?", "passages": ["A."], "answer": {}}}\n'),
         (["classify", "good", "--demos"], '{{"text": "nice", "label": {}}}\n'),
     ],
 )

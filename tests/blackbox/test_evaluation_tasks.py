@@ -192,7 +192,7 @@ def test_methods_get_the_numbers_behind_their_names_or_of_a_profile(
 ) -> None:
     examples = [Example(f"Which {n}?", [Passage("A lamp."), Passage("A door.")]) for n in range(8)]
     tried = [APE(0.7, 0.8)]
-    profile = small_lm.calibrate(examples, settings=tried, refine=False, max_new_tokens=2)
+    profile = small_lm.compare(examples, tried, refine=False, max_new_tokens=2)
     replace(profile, method=tried[0]).save("p.json")
     named = "pcw,ape,ape:temperature=0.5,linked:tokens=8+pcw"
     icl(labelled(), "--shots", "2", "--profile", "p.json", methods=named)

@@ -263,7 +263,7 @@ def test_a_stop_iteration_of_other_callbacks_becomes_a_generation_error() -> Non
         lm.warm(TEXTS, on_warmed=stop_iteration)
     examples = [{"query": f"Who {i}?", "passages": TEXTS, "answer": "x"} for i in range(8)]
     with pytest.raises(GenerationError, match="StopIteration"):
-        lm.calibrate(examples, on_progress=stop_iteration)
+        lm.compare(examples, on_progress=stop_iteration)
 
 
 def test_an_answer_without_passages_cites_nothing() -> None:

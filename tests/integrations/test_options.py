@@ -13,7 +13,7 @@ import pytest
 from langchain_rag_windows import ChatRagWindows
 from llama_index.llms.rag_windows import RagWindowsLLM
 from rag_windows import Guard, InputError
-from tests.blackbox.test_calibration import stamped
+from tests.blackbox.test_compare import stamped
 from tests.rag_windows import small
 
 PASSAGES = ["The tower is old.", "The river is wide.", "The bridge is new."]

@@ -74,7 +74,7 @@ LACKS = {
     "shared": "rag_windows.PassageCache(shared='s3://shelf/windows')",
     "fleet": ["serve", "--replicas", "2"],
     "eval": ["eval", "inscit", "--data", "dev.json", "--model", "tiny-reader"],
-    "figures": ["calibrate", "--docs", "notes", "--model", "tiny-reader", "--plot", "heat.png"],
+    "figures": ["compare", "--docs", "notes", "--model", "tiny-reader", "--plot", "heat.png"],
 }
 ADAPTERS = {
     "langchain": "langchain_rag_windows; langchain_rag_windows.RagWindowsMiddleware",

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 import torch
@@ -89,13 +90,42 @@ def test_beams_keep_the_contrast_of_their_first_token() -> None:
     assert decoded.sequences[0] != decoded.sequences[1]
 
 
-def likeliest(name: str, layout: str) -> list[int]:
-    """Windows by the log-probability of the query behind them, the likeliest first."""
+CHOICES = {
+    "gain": QueryLikelihood(),
+    "gain alone": QueryLikelihood(confidence=0.0),
+    "likelihood": QueryLikelihood(score="likelihood", confidence=0.0),
+    "entropy above all": QueryLikelihood(confidence=100.0),
+}
+
+
+def likeliest(name: str, layout: str, rule: QueryLikelihood | None = None) -> list[int]:
+    """Windows in the order that the rule specifies, the best first."""
+    rule = rule or QueryLikelihood()
     query = torch.tensor(CASES[layout].query[1:])
-    logs = row_logits(name, layout, ())[:-1, :-1].log_softmax(-1)
-    total = logs.gather(2, query.view(1, -1, 1).expand(len(logs), -1, 1)).sum((1, 2))
-    order: list[int] = total.argsort(descending=True).tolist()
+    logs = row_logits(name, layout, ()).log_softmax(-1)
+    asked = logs[:, :-1].gather(2, query.view(1, -1, 1).expand(len(logs), -1, 1))[..., 0]
+    *rows, alone = asked
+    scores = torch.stack(rows)
+    if rule.score == "gain":
+        scores = (scores - alone).clamp(min=0)
+    answer = logs[:-1, -1]
+    scores = scores.sum(1) + rule.confidence * (answer.exp() * answer).sum(1)
+    order: list[int] = scores.argsort(descending=True).tolist()
     return order
+
+
+def test_the_rules_choose_differently() -> None:
+    orders = {tuple(likeliest("llama", "ragged", rule)) for rule in CHOICES.values()}
+    assert len(orders) > 2
+
+
+@pytest.mark.parametrize("layout", ["ragged", "no prefix", "long prefix"])
+@pytest.mark.parametrize("chosen", CHOICES)
+def test_windows_are_chosen_by_the_rule(chosen: str, layout: str) -> None:
+    lm, one, rule = engine.shared("llama"), CASES[layout], CHOICES[chosen]
+    context = lm.encode_ids(one.prefix, one.windows, method=replace(rule, retrieve=2))
+    found = lm.engine.decoder.for_query(context, one.query).chosen
+    assert found == tuple(sorted(likeliest("llama", layout, rule)[:2]))
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)

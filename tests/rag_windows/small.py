@@ -46,6 +46,8 @@ SHAPE: dict[str, Any] = {
     "bos_token_id": 0,
     "eos_token_id": 1,
     "pad_token_id": 2,
+    # What most tests are about reads all windows; tests/blackbox/test_auto.py has the default.
+    "rag_windows_method": "ape",
 }
 
 

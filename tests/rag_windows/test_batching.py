@@ -41,7 +41,10 @@ from tests.rag_windows import small
 PASSAGES = tuple(f"Passage {i}: " + "abcdefgh"[i] * (5 + 4 * (i % 3)) for i in range(8))
 
 
-METHODS = ("pcw", "ape", "structured-prompting", "mateicl", "sequential")
+METHODS = (
+    *("pcw", "ape", "structured-prompting", "mateicl", "sequential", "auto"),
+    *("query-likelihood:retrieve=2+ape", "codebook:retrieve=1"),
+)
 NAMES = ("llama", "qwen3", "gpt2", "gemma3_text-sliding", "gpt_oss", "gemma2", "mistral-sliding")
 ASK: dict[str, Any] = {"query": "Why?", "passages": PASSAGES[:3], "max_new_tokens": 12}
 WAIT = 60
@@ -56,7 +59,7 @@ def lm_of(name: str) -> WindowedLM:
     return WindowedLM.from_pretrained(model, tokenizer=small.tokenizer())
 
 
-def mixed(count: int = 7, tokens: int = 8) -> list[dict[str, Any]]:
+def mixed(count: int = 9, tokens: int = 8) -> list[dict[str, Any]]:
     """Ragged questions of all methods: some share passages, some a prefix, one has no passages."""
     made: list[dict[str, Any]] = []
     for i in range(count):

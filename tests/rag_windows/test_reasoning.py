@@ -201,7 +201,7 @@ def test_beams_divide_too() -> None:
         assert one.usage.reasoning_tokens == len(one.token_ids)
 
 
-def test_a_metric_of_calibrate_sees_the_answer() -> None:
+def test_a_metric_of_compare_sees_the_answer() -> None:
     lm = WindowedLM(tool_models.model(), scripted(OPENED, "x").tokenizer)
     seen: list[str] = []
 
@@ -210,6 +210,6 @@ def test_a_metric_of_calibrate_sees_the_answer() -> None:
         return 0.0
 
     examples = [{"query": f"{i}?", "passages": ["One."], "answer": "1"} for i in range(8)]
-    lm.calibrate(examples, metric=metric, max_new_tokens=3, settings=[APE(0.7, 0.9)], refine=False)
+    lm.compare(examples, [APE(0.7, 0.9)], metric=metric, max_new_tokens=3, refine=False)
     assert seen
     assert set(seen) == {""}

@@ -25,7 +25,7 @@ from pydantic import (
 
 from langchain_rag_windows.errors import RequestError, in_langchain_terms
 from langchain_rag_windows.messages import PROVIDER, as_message, conversation
-from rag_windows import Chunk, Generation, Method, Profile, WindowedLM, __version__
+from rag_windows import Chunk, Generation, Profile, WindowedLM, __version__
 from rag_windows.integration import (
     AnswerReader,
     Calls,
@@ -143,11 +143,6 @@ class BaseWindowModel(ModelOptions):
             )
         return self
 
-    def _reading(self, options: dict[str, Any]) -> Method:
-        """How a call reads its windows; takes what says so out of its options."""
-        brings = self.lm or self.calibration
-        return self.reading(options, "ape" if brings is None else brings.method)
-
     @property
     def _llm_type(self) -> str:
         return "rag-windows"
@@ -196,6 +191,7 @@ class BaseWindowModel(ModelOptions):
         All of it is nested, because LangChain puts a call's keywords over the names here, and some
         (``generate_kwargs``) come on top of the constructor's and do not take their place.
         """
+        brings = self.lm or self.calibration
         engine = {
             "rag_windows": __version__,
             "lm": _name_of(self.lm),
@@ -204,7 +200,7 @@ class BaseWindowModel(ModelOptions):
             "header": _name_of(self.header),
             "dtype": str(self.dtype),
             "model_kwargs": {k: v for k, v in self.model_kwargs.items() if k not in _SECRETS},
-            "method": repr(self._reading({})),
+            "method": repr(self.reading({}, "auto" if brings is None else brings.method)),
             "fallback": repr(guard_of(self.fallback)),
             **{name: getattr(self, name) for name in _IDENTIFYING},
         }
@@ -311,7 +307,7 @@ class BaseWindowModel(ModelOptions):
         query = reader.query(messages)
         if strict is not False and (grammar := reader.grammar()) is not None:
             given["grammar"] = grammar
-        method = self._reading(given)
+        method = self.reading(given, lm.method)
         fallback = given.pop("fallback", self.fallback)
         return ModelCall(
             lm=lm,

@@ -64,7 +64,7 @@ class RagWindowsLM(HFLM):
             `WindowedLM`.
         method: how windows are read, such as "ape", "pcw", "deep-thinking+ape", "sequential". None
             is the profile's, else "ape".
-        profile: path of a calibration.
+        profile: file that ``rag-windows compare`` wrote.
         link_tokens: tokens of each window that are encoded in sight of the others.
         link_choose: which tokens: "first", those of largest "deviation", or those to which the
             "query" or its "last" token attends most.
@@ -134,7 +134,8 @@ class RagWindowsLM(HFLM):
             raise InputError(f"fewshot_delimiter must be a string, not {fewshot_delimiter!r}.")
         as_hf = {name: options.pop(name) for name in AS_HF if name in options}
         chosen: Method | None = None
-        if method is not None or options or link_tokens is not None:
+        named = method is not None or options or link_tokens is not None
+        if named or (profile is None and not isinstance(pretrained, WindowedLM)):
             links = {"link_tokens": link_tokens, "link_choose": link_choose}
             chosen = method_of(method or "ape", options, **links)
         kept: PassageCache | None = None

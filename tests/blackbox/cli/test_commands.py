@@ -13,7 +13,7 @@ import pytest
 from huggingface_hub import constants
 from tqdm import tqdm
 
-from rag_windows import APE, METHODS, MateICL, WindowedLM
+from rag_windows import APE, METHODS, Auto, MateICL, WindowedLM
 from rag_windows.calibration import Profile
 from rag_windows.cli.options import INSTRUCTION
 from tests.blackbox.cli.conftest import QUESTION, Told, refused
@@ -158,13 +158,13 @@ def test_labels_and_probabilities_are_those_of_the_model(
     assert "4 demonstrations in 1 window," in shown
 
 
-FAST = ("--method", "mateicl", "--max-new-tokens", "4")
+FAST = ("--grid", "mateicl", "--max-new-tokens", "4")
 
 
 @pytest.fixture
 def examples(docs: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Questions over ./docs, and two settings instead of eleven, which are tested elsewhere."""
-    grid = "rag_windows.calibration.calibrate.default_grid"
+    grid = "rag_windows.calibration.compare.default_grid"
     monkeypatch.setattr(grid, lambda _: (MateICL(2.0), MateICL(4.0)))
     path = docs.parent / "examples.jsonl"
     rows: list[dict[str, Any]] = [
@@ -179,16 +179,18 @@ def examples(docs: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_profile_is_made_shown_drawn_and_used(
     run: Run, ask: Told, examples: Path, model: str
 ) -> None:
-    given = ("calibrate", "--examples", examples, "--docs", "docs", "--model", model, *FAST)
+    given = ("compare", "--questions", examples, "--docs", "docs", "--model", model, *FAST)
     result = run(*given, "--out", "profile.json", "--plot", "heat.png")
     assert (result.exit_code, result.stderr) == (0, "")
     profile = Profile.load("profile.json")
-    assert (profile.examples, profile.default, profile.criteria) == (8, MateICL(), ("divergence",))
+    assert (profile.examples, profile.base, profile.criteria) == (8, Auto(), ("divergence",))
+    assert {MateICL(), MateICL(2.0), MateICL(4.0)} <= {one.method for one in profile.settings}
     assert Path("heat.png").read_bytes().startswith(b"\x89PNG")
-    for text in ("mateicl(schedule=2)", "default", profile.verdict[:40], "--profile profile.json"):
-        assert text in result.stdout
+    shown = " ".join(result.stdout.split())
+    for text in ("mateicl(schedule=2)", "take this", profile.verdict[:40], "--profile "):
+        assert text in shown
     asked = ask("--profile", "profile.json")
-    assert asked["method"] == "mateicl"
+    assert asked["method"] == profile.method.name
     assert "made for" not in asked["stderr"]
     assert ask("--profile", "profile.json", "--method", "pcw")["method"] == "pcw"
     other = ask("--profile", "profile.json", "--model", "tiny-reader")
@@ -203,8 +205,8 @@ def test_a_profile_is_made_shown_drawn_and_used(
 
 @pytest.mark.usefixtures("examples")
 def test_the_sample_questions_are_the_default(run: Run) -> None:
-    profile = told(run, "calibrate", "--limit", "8", "--device", "cpu", "--no-cache", *FAST)
-    assert (profile["examples"], profile["criteria"][0]) == (8, "exact match")
+    profile = told(run, "compare", "--limit", "8", "--device", "cpu", "--no-cache", *FAST)
+    assert (profile["examples"], profile["criteria"][0]) == (8, "contains")
 
 
 @pytest.mark.usefixtures("examples")
@@ -212,8 +214,8 @@ def test_the_sample_questions_are_the_default(run: Run) -> None:
     ("args", "message"),
     [
         (["--docs", "docs"], "questions about the documents of --docs"),
-        (["--examples", "examples.jsonl"], "Example 1 of 'examples.jsonl' has no passages"),
-        (["--examples", "none.jsonl"], "can't be read"),
+        (["--questions", "examples.jsonl"], "Question 1 of 'examples.jsonl' has no passages"),
+        (["--questions", "none.jsonl"], "can't be read"),
         (
             ["--out", "no/profile.json"],
             "--out 'no/profile.json' can't be written: its folder does not exist",
@@ -225,7 +227,7 @@ def test_the_sample_questions_are_the_default(run: Run) -> None:
     ],
 )
 def test_errors_come_before_the_model(run: Run, args: list[str], message: str) -> None:
-    assert message in refused(run, "calibrate", "--model", "./no-such-model", *args)
+    assert message in refused(run, "compare", "--model", "./no-such-model", *args)
 
 
 def test_the_demo_answers_every_question_both_ways(run: Run) -> None:

@@ -153,12 +153,12 @@ def test_a_group_of_commands_shows_its_help(run: Run, args: tuple[str, ...]) -> 
     assert "Commands" in lone.stdout
 
 
-@pytest.mark.parametrize("command", ["ask", "chat", "classify", "calibrate", "bench", "cache warm"])
+@pytest.mark.parametrize("command", ["ask", "chat", "classify", "compare", "bench", "cache warm"])
 def test_help_names_what_a_command_takes(run: Run, command: str) -> None:
     shown = run(*command.split(), "--help").stdout
     assert "<bool>" not in shown  # flags take no value
     assert "--verbose" in shown
-    for other, option in (("calibrate", "--rag-scale"), ("cache warm", "--no-cache")):
+    for other, option in (("compare", "--rag-scale"), ("cache warm", "--no-cache")):
         assert command != other or option not in shown
 
 
@@ -183,9 +183,9 @@ def test_options_are_checked_before_documents_and_models_are_read(
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (("calibrate", *UNREAD, "--method", "magic"), "Unknown method 'magic'"),
-        (("calibrate", *UNREAD, "--method", "sequential"), "reads no windows"),
-        (("calibrate", *UNREAD, "--device", "cuda:99"), "--device cuda:99 can't be used"),
+        (("compare", *UNREAD, "--methods", "pcw,magic"), "Unknown method 'magic'"),
+        (("compare", *UNREAD, "--grid", "magic"), "Unknown method 'magic'"),
+        (("compare", *UNREAD, "--device", "cuda:99"), "--device cuda:99 can't be used"),
         (("warm", *UNREAD, "--device", "cuda:99"), "--device cuda:99 can't be used"),
         (("ask", QUESTION, *UNREAD, "--link-tokens", "1.5"), "tokens"),
         (("chat", *UNREAD, "--link-tokens", "all", "--method", "ensemble"), "ensemble"),

@@ -54,17 +54,17 @@ def test_windows_that_warm_encodes_serve_the_questions(
 @pytest.mark.parametrize(
     ("given", "sent"), [((), INSTRUCTION), (OWN, OWN[1]), (NONE, None)], ids=str
 )
-def test_a_calibration_has_the_instruction_of_the_questions(
+def test_a_comparison_has_the_instruction_of_the_questions(
     run: Run, model: str, monkeypatch: pytest.MonkeyPatch, given: Any, sent: str | None
 ) -> None:
     seen: list[Any] = []
 
-    def calibrate(self: WindowedLM, *args: Any, **options: Any) -> None:
+    def compare(self: WindowedLM, *args: Any, **options: Any) -> None:
         seen.append(options["prefix"])
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(WindowedLM, "calibrate", calibrate)
-    run("calibrate", "--model", model, "--no-cache", *given)
+    monkeypatch.setattr(WindowedLM, "compare", compare)
+    run("compare", "--model", model, "--no-cache", *given)
     assert seen == [sent]
 
 
@@ -78,7 +78,7 @@ def test_models_that_were_trained_without_get_none(run: Run, docs: Path, model: 
     assert json.loads(own.stdout)["system"] == OWN[1]
 
 
-@pytest.mark.parametrize("command", ["ask", "chat", "warm", "calibrate"])
+@pytest.mark.parametrize("command", ["ask", "chat", "warm", "compare"])
 def test_help_shows_it(run: Run, command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "400")
     shown = run(command, "--help").stdout

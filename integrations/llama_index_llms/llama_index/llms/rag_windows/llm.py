@@ -149,7 +149,8 @@ class RagWindowsLLM(FunctionCallingLLM, ModelOptions):
         is_chat_model: False makes LlamaIndex choose its templates for text models; the tokenizer's
             chat template is used in any case, where it has one.
         stopping_ids: tokens that end an answer, beside the model's own.
-        profile: a calibration profile, or its path; it sets the method if ``method`` does not.
+        profile: what ``rag-windows compare`` found, or its path; it sets the method if ``method``
+            does not.
         citations: whether to measure each passage's attention mass.
         on_encoded: called with the number of windows encoded and the number of all windows.
 

@@ -1,10 +1,11 @@
-"""A calibration: every setting answers every example, and what does best becomes a profile."""
+"""A comparison: every method answers every question, and what does best becomes a profile."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 import math
+import time
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ import torch
 
 from rag_windows.calibration.profile import (
     Comparison,
+    Cost,
     Figure,
     Mean,
     ModelFingerprint,
@@ -27,9 +29,10 @@ from rag_windows.calibration.profile import (
     sign,
     varying,
 )
+from rag_windows.calibration.words import contains
 from rag_windows.engine import Engine
 from rag_windows.errors import InputError, MethodError, stop_iteration_told
-from rag_windows.methods import APE, Method, resolve
+from rag_windows.methods import APE, Auto, Method, Sequential, resolve
 from rag_windows.methods.mateicl import SCHEDULES
 from rag_windows.methods.registry import numbers_of, with_parameters
 from rag_windows.passage import Passage
@@ -37,19 +40,26 @@ from rag_windows.prefill import EncodedContext
 from rag_windows.prompt.conversation import Conversation
 from rag_windows.prompt.visible_text import strict_json
 from rag_windows.request import Messages, PassageLike, Request, check_limits
+from rag_windows.sampling import FirstToken
 
 T = TypeVar("T")
 
 By = Literal["labels", "agreement"]
 
 Metric = Callable[[str, str], float]
-"""From a greedy answer and the right one to a number; more is better."""
+"""From a greedy answer and a right one to a number; more is better."""
 
 OnProgress = Callable[[str, int, int], None]
 """Called with what goes on, how much of it is done, and how much there is."""
 
 Table = dict[Figure, dict[Method, list[float]]]
 """figure -> setting -> a value for each example."""
+
+METHODS_TO_ASK = (
+    *("auto", "query-likelihood", "pced", "ensemble:weights=entropy,pooling=minimum,beta=0.25"),
+    *("pcw", "ape"),
+)
+"""What is compared where nobody names methods."""
 
 KEEP_BYTES = 4 << 30
 """Keys and values that are kept for the next round at most; others are encoded again for it."""
@@ -78,7 +88,8 @@ class Example:
     Attributes:
         query: a question or a conversation, as in `WindowedLM.generate`.
         passages: what the retriever found for it, the useless ones included.
-        answer: the right answer, or None for an unlabelled example.
+        answer: the right answer, or several of which each is right, the best known first; None for
+            an unlabelled example.
         kind: a word for what kind of question it is; nothing reads it.
 
     Raises:
@@ -87,26 +98,37 @@ class Example:
 
     query: Messages
     passages: Sequence[PassageLike] = ()
-    answer: str | None = None
+    answer: str | Sequence[str] | None = None
     kind: str | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.query, str | Sequence | Conversation):
             raise InputError("An example must have a 'query' (or 'question').")
-        for text in (self.answer, self.kind):
+        several = isinstance(self.answer, Sequence) and not isinstance(self.answer, str)
+        for text in (*(self.answers if several and self.answer else [self.answer]), self.kind):
             if text is not None and not (isinstance(text, str) and text.strip()):
                 raise InputError(
                     f"An example's answer and kind must be text that is not blank, not {text!r}."
                 )
+        if several:
+            object.__setattr__(self, "answer", self.answers)
         if isinstance(self.passages, str) or not isinstance(self.passages, Sequence):
             raise InputError(f"An example's passages must be a list, not {self.passages!r}.")
         object.__setattr__(self, "passages", tuple(map(Passage.of, self.passages)))
+
+    @property
+    def answers(self) -> tuple[str, ...]:
+        """All right answers; none of an unlabelled example."""
+        if self.answer is None:
+            return ()
+        return (self.answer,) if isinstance(self.answer, str) else tuple(self.answer)
 
     @classmethod
     def of(cls, value: Example | Mapping[str, Any]) -> Example:
         """Make an example from one, or from a mapping as a line of JSONL holds it.
 
-        Its keys are ``query`` (or ``question``), ``passages``, ``answer`` and ``kind``.
+        Its keys are ``query`` (or ``question``), ``passages``, ``answer`` (or ``answers``) and
+        ``kind``.
         """
         if isinstance(value, Example):
             return value
@@ -114,7 +136,8 @@ class Example:
             raise InputError(f"An example must be an Example or a mapping, not {value!r}.")
         given = {key: one for key, one in value.items() if one is not None}
         try:
-            return cls(**{"query": given.pop("question", None), **given})
+            named = {"query": given.pop("question", None), "answer": given.pop("answers", None)}
+            return cls(**{**named, **given})
         except TypeError as error:
             raise InputError(
                 f"An example has an unknown key: {error}. Use query, passages, answer and kind."
@@ -145,12 +168,12 @@ def read_lines(path: str | Path, make: Callable[[Any], T], shape: str) -> list[T
     return made
 
 
-def calibrate(
+def compare(
     engine: Engine,
     examples: Iterable[Example | Mapping[str, Any]],
     *,
-    method: str | Method,
-    settings: Sequence[Method] | None,
+    methods: Sequence[str | Method] | None,
+    grid: str | Method | None,
     by: By | None,
     metric: Metric | None,
     prefix: str | None,
@@ -160,15 +183,9 @@ def calibrate(
     keep_bytes: int,
     on_progress: OnProgress | None,
 ) -> Profile:
-    """See `WindowedLM.calibrate`."""
-    default = resolve(method)
-    coarse = list(dict.fromkeys([default, *(settings or default_grid(default))]))
-    for one in coarse:
-        if not isinstance(one, Method) or not one.windowed:
-            raise InputError(
-                f"Only methods that read windows can be calibrated, not {one!r}. Choose "
-                "one such as 'ape'."
-            )
+    """See `WindowedLM.compare`."""
+    asked = [resolve(one) for one in (() if grid and not methods else methods or METHODS_TO_ASK)]
+    numbers = [] if grid is None else [resolve(grid), *default_grid(resolve(grid))]
     given = [Example.of(example) for example in examples]
     if by not in (None, "labels", "agreement"):
         raise InputError(f"by must be 'labels', 'agreement' or None, not {by!r}.")
@@ -180,21 +197,28 @@ def calibrate(
         )
     if labelled:
         given = [one for one in given if one.answer is not None]
+    # Nothing agrees with one prompt as one prompt does.
+    base = Sequential() if labelled else Auto()
+    coarse = [one for one in dict.fromkeys([base, *asked, *numbers]) if labelled or one.windowed]
+    if len(coarse) < 2:
+        raise InputError(
+            f"There is nothing to compare {label(base)} with. Name other methods in methods=, "
+            "or a method whose numbers to try in grid=, such as 'ape'."
+        )
     work = _Measuring(engine, max_new_tokens, metric, keep_bytes, on_progress)
     ready, left_out = work.prepare(given, coarse, prefix, by_labels=labelled)
     if len(ready) < FEWEST:
         raise InputError(
-            f"Calibration needs at least {FEWEST} {'labelled ' if labelled else ''}examples that "
+            f"A comparison needs at least {FEWEST} {'labelled ' if labelled else ''}examples that "
             f"can be used, but got {len(ready)}. Give more: a few dozen make the choice "
             "trustworthy. " + " ".join(left_out[:3])
         )
     criteria: tuple[Figure, ...] = ("divergence",)
     if labelled:
-        criteria = ("exact match" if metric is None else "metric", "log-probability")
+        criteria = ("contains" if metric is None else "metric", "log-probability")
     measure = partial(work.measure, ready)
-    choice = search(coarse, default, len(ready), criteria, measure, refine=refine, seed=seed)
-    beats_default, sentence = verdict(choice.best, default, choice.held_out)
-    chosen = choice.best if beats_default else default
+    choice = search(coarse, base, len(ready), criteria, measure, refine=refine, seed=seed)
+    chosen, sentence = verdict(choice.best, base, choice.held_out, work.costs)
     tried = [*coarse, *choice.fine]
     means = {
         figure: bootstrap([rows[one] for one in tried], seed) for figure, rows in work.table.items()
@@ -202,12 +226,16 @@ def calibrate(
     return Profile(
         method=chosen,
         best=choice.best,
-        default=default,
-        beats_default=beats_default,
+        base=base,
         verdict=sentence,
         criteria=criteria,
         settings=tuple(
-            Setting(one, {figure: found[i] for figure, found in means.items()}, one in choice.fine)
+            Setting(
+                method=one,
+                figures={figure: found[i] for figure, found in means.items()},
+                fine=one in choice.fine,
+                cost=work.costs[one],
+            )
             for i, one in enumerate(tried)
         ),
         held_out=choice.held_out,
@@ -224,11 +252,13 @@ class _Ready:
     """One example, and the answer that every setting is held against.
 
     That is the right answer and an end token; or the sequential reader's greedy answer, with the
-    log-probabilities, (tokens, vocabulary), along it.
+    log-probabilities, (tokens, vocabulary), along it. ``in_order`` is the request whose passages
+    stand in one prompt.
     """
 
     example: Example
     request: Request
+    in_order: Request
     answer: tuple[int, ...]
     distribution: torch.Tensor | None
 
@@ -245,14 +275,41 @@ class _Measuring:
     table: Table = field(default_factory=dict)
     kept: dict[Hashable, EncodedContext] = field(default_factory=dict)
     latest: dict[Hashable, EncodedContext] = field(default_factory=dict)
+    encode_s: dict[Hashable, float] = field(default_factory=dict)
+    timed: dict[Method, list[tuple[float | None, float, int | None]]] = field(default_factory=dict)
 
     @property
     def ends(self) -> list[int]:
         return sorted(self.engine.decoder.end_tokens({}))
 
-    def answer(self, context: EncodedContext, query: Sequence[int]) -> tuple[int, ...]:
-        options = {"max_new_tokens": self.max_new_tokens, "do_sample": False, "num_beams": 1}
-        return tuple(self.engine.decoder.generate(context, query, options=options).sequences[0])
+    @property
+    def costs(self) -> dict[Method, Cost]:
+        """What each setting cost, the median example."""
+        found = {}
+        for method, rows in self.timed.items():
+            columns = zip(*rows, strict=True)
+            encode, first, tokens = ([one for one in each if one is not None] for each in columns)
+            first_s = float(np.median(first))
+            cold = float(np.median(encode)) + first_s if encode else None
+            again = _encodes_anew(method)
+            found[method] = Cost(
+                cold_s=cold,
+                warm_s=cold if again else first_s,
+                tokens=round(float(np.mean(tokens))) if tokens else None,
+            )
+        return found
+
+    def answer(
+        self, context: EncodedContext, query: Sequence[int], tokens: int | None = None
+    ) -> tuple[tuple[int, ...], float]:
+        """A greedy answer, and the seconds to its first token."""
+        count = tokens or self.max_new_tokens
+        options = {"max_new_tokens": count, "do_sample": False, "num_beams": 1}
+        first, begun = FirstToken(), time.perf_counter()
+        decoded = self.engine.decoder.generate(
+            context, query, options=options, stopping=lambda _: [first]
+        )
+        return tuple(decoded.sequences[0]), (first.seen_at or time.perf_counter()) - begun
 
     def _counted(self, what: str, items: Sequence[T]) -> Iterator[T]:
         told = stop_iteration_told(self.on_progress or (lambda *_: None))
@@ -281,21 +338,23 @@ class _Measuring:
                 request = ask(method=reader, max_new_tokens=count)
                 if not request.parts.windows:
                     raise InputError("it has no passages.")
+                read = ask(method="sequential", max_new_tokens=count)
                 for one in settings:
-                    limit = engine.position_limit
-                    check_limits(request.parts, request.passages, one, count, limit)
+                    limit, parts = engine.position_limit, request.parts
+                    check_limits(parts, request.passages, one, count, limit)
+                    if one.combination is not None:
+                        scores = [request.passages[each.passage].score for each in parts.windows]
+                        one.combination.check(scores, [each.name for each in request.sources])
                 if by_labels:
                     encode = engine.text.prompt.encode_text
-                    text = encode((example.answer or "").strip(), continuation=True)
+                    text = encode(example.answers[0].strip(), continuation=True)
                     # Any end token will do: what counts is the distribution that it is taken from.
-                    ready.append(_Ready(example, request, (*text, *self.ends[:1]), None))
+                    ready.append(_Ready(example, request, read, (*text, *self.ends[:1]), None))
                 else:
-                    # Thrown away: nobody would ask a cache for this order of passages again.
-                    read = ask(method="sequential", max_new_tokens=count)
-                    context = engine.encode(read, encoder=engine.plain_encoder)
-                    answer = self.answer(context, query := read.parts.query_ids)
+                    context = self._in_order(read)
+                    answer, _ = self.answer(context, query := read.parts.query_ids)
                     along = self._along(context, query, answer)
-                    ready.append(_Ready(example, request, answer, along))
+                    ready.append(_Ready(example, request, read, answer, along))
             except InputError as error:
                 left_out.append(f"Example {number} was left out: {error}")
         return ready, left_out
@@ -308,7 +367,7 @@ class _Measuring:
         decoder = self.engine.decoder
         # The last token of an answer is predicted, never read.
         ids = torch.tensor([[*query, *answer[:-1]]])
-        logits = decoder.forward(decoder.for_query(context, query), ids, last=len(answer))
+        logits = decoder.forward(context, ids, last=len(answer))
         return logits[0].float().log_softmax(dim=-1)
 
     def measure(self, examples: Sequence[_Ready], settings: Sequence[Method]) -> Table:
@@ -324,8 +383,21 @@ class _Measuring:
 
     def _figures(self, number: int, ready: _Ready, method: Method) -> dict[Figure, float]:
         """What decides between settings, of one setting on one example."""
-        context, query = self._context(number, ready, method), ready.request.parts.query_ids
-        rows, wanted = self._along(context, query, ready.answer), ready.distribution
+        given, encode_s = self._context(number, ready, method)
+        parts = (ready.request if method.windowed else ready.in_order).parts
+        query, begun = parts.query_ids, time.perf_counter()
+        context = self.engine.decoder.for_query(given, query, parts.question)
+        chosen_s = time.perf_counter() - begun
+        wanted = ready.distribution
+        said, first_s = self.answer(context, query, None if wanted is None else 1)
+        known = {id(one) for one in given.each}
+        tokens: int | None = sum(len(one.ids) for one in context.each if id(one) not in known)
+        if not method.windowed:
+            tokens = given.window_tokens
+        elif method.recompute is not None:
+            tokens = None
+        self.timed.setdefault(method, []).append((encode_s, chosen_s + first_s, tokens))
+        rows = self._along(context, query, ready.answer)
         likeliest = rows.argmax(dim=-1).tolist()
         if wanted is not None:
             # A token that the reference never takes adds nothing, whatever the other says of it.
@@ -336,40 +408,52 @@ class _Measuring:
             }
         text = ready.answer[: len(ready.answer) - len(self.ends[:1])]
         total = rows[range(len(text)), list(text)].sum()
-        right = likeliest[: len(text)] == list(text)
         if self.ends:
             total = total + rows[-1, self.ends].logsumexp(dim=-1)
-            right = right and likeliest[-1] in self.ends
-        if self.metric is None:
-            return {"exact match": float(right), "log-probability": float(total)}
-        *_, said = self.engine.divided(ready.request, self.answer(context, query))
-        met = self.metric(said.strip(), ready.example.answer or "")
-        return {"metric": float(met), "log-probability": float(total)}
+        *_, shown = self.engine.divided(ready.request, said)
+        metric = self.metric or contains
+        met = max(float(metric(shown.strip(), one)) for one in ready.example.answers)
+        figure: Figure = "contains" if self.metric is None else "metric"
+        return {figure: met, "log-probability": float(total)}
 
-    def _context(self, number: int, ready: _Ready, method: Method) -> EncodedContext:
+    def _in_order(self, request: Request) -> EncodedContext:
+        """Thrown away: nobody would ask a cache for this order of passages again."""
+        return self.engine.encode(request, encoder=self.engine.plain_encoder)
+
+    def _context(
+        self, number: int, ready: _Ready, method: Method
+    ) -> tuple[EncodedContext, float | None]:
+        """What is read, and the seconds that encoding took; None if a cache had some of it."""
         key = (number, _encoding(method))
         context = self.kept.get(key) or self.latest.get(key)
         if context is None:
-            context = self.engine.encode(dataclasses.replace(ready.request, method=method))
+            begun = time.perf_counter()
+            if method.windowed:
+                asked = dataclasses.replace(ready.request, method=method)
+                context = self.engine.encode(asked)
+            else:
+                context = self._in_order(dataclasses.replace(ready.in_order, method=method))
+            if not context.cached_tokens:
+                self.encode_s[key] = time.perf_counter() - begun
             size = sum(x.nbytes for one in context.each for x in (*one.keys, *one.values))
             self.latest = {key: context}  # which the next settings ask for as well
             if size <= self.bytes_left:
                 self.bytes_left -= size
                 self.kept[key] = context
-        return dataclasses.replace(context, method=method)
+        read = dataclasses.replace(context, method=method)
+        if method.windowed and method.recompute is None:
+            read = read.narrowed(read.each, read.groups, read.scores)
+        return read, self.encode_s.get(key)
 
 
 def _encoding(method: Method) -> Hashable:
     """Equal for methods whose encoded contexts differ in nothing but how they are read."""
-    return (
-        method.windowed,
-        method.encoding,
-        method.alignment,
-        repr(method.recompute),
-        method.selection is None,
-        # Of an ensemble the windows lie as rows, with weights of its own.
-        None if method.combination is None else repr(method),
-    )
+    return method.windowed, method.encoding, method.alignment, repr(method.recompute)
+
+
+def _encodes_anew(method: Method) -> bool:
+    """Whether passages that were encoded before have to be encoded again in another order."""
+    return not method.windowed or method.alignment != "left" or method.recompute is not None
 
 
 def ape_grid(
@@ -392,8 +476,8 @@ def default_grid(method: Method) -> tuple[Method, ...]:
     values = GRIDS.get(method.name, found)
     if not values:
         raise InputError(
-            f"The method {method.name!r} has no numbers to choose. Calibrate one that has, such "
-            "as 'ape', or give settings= as a list of methods."
+            f"The method {method.name!r} has no numbers to choose. Name one that has, such as "
+            "'ape', or give methods= as a list."
         )
     return tuple(_combinations(method, values))
 
@@ -447,7 +531,7 @@ class Choice:
 
 def search(
     coarse: Sequence[Method],
-    default: Method,
+    base: Method,
     examples: int,
     criteria: Sequence[Figure],
     measure: Callable[[Sequence[Method]], Table],
@@ -455,7 +539,7 @@ def search(
     refine: bool,
     seed: int,
 ) -> Choice:
-    """Choose among settings, and compare the choice with the default on held-out examples.
+    """Choose among settings, and compare the choice with the base on held-out examples.
 
     Every fold makes the whole choice, the finer round included, on the examples outside of it.
     """
@@ -480,8 +564,8 @@ def search(
     for figure in criteria:
         rows = table[figure]
         chosen = [rows[chose[number]][number] for number in range(examples)]
-        gains = [sign(figure) * (a - b) for a, b in zip(chosen, rows[default], strict=True)]
-        means = bootstrap([chosen, rows[default], gains], seed)
+        gains = [sign(figure) * (a - b) for a, b in zip(chosen, rows[base], strict=True)]
+        means = bootstrap([chosen, rows[base], gains], seed)
         comparisons.append(Comparison(figure, *means))
     return Choice(best, fine, tuple(comparisons))
 
@@ -516,24 +600,29 @@ def bootstrap(rows: Sequence[Sequence[float]], seed: int) -> list[Mean]:
     return found
 
 
-def verdict(best: Method, default: Method, held_out: Sequence[Comparison]) -> tuple[bool, str]:
-    """Whether the choice replaces the default, by the first figure that tells, and why."""
+def verdict(
+    best: Method, base: Method, held_out: Sequence[Comparison], costs: Mapping[Method, Cost]
+) -> tuple[Method, str]:
+    """What to take, by the first figure that tells, and why."""
     shown = "; ".join(
-        f"{one.figure} {one.chosen.value:.4g} against {one.default.value:.4g}, 95% interval of the "
+        f"{one.figure} {one.chosen.value:.4g} against {one.base.value:.4g}, 95% interval of the "
         f"gain {one.difference.low:.2g} to {one.difference.high:.2g}"
         for one in held_out
     )
-    if best == default:
-        return False, f"The default {label(default)} is the best of all settings ({shown})."
-    for one in held_out:
-        if one.better:
-            return True, (
-                f"{label(best)} beats the default {label(default)} on held-out examples by its "
-                f"{one.figure} ({shown})."
-            )
-        if one.difference.value < 0:
-            break
-    return False, (
-        f"No setting reliably beats the default {label(default)} on held-out examples, so the "
-        f"default stays. The best setting on all examples is {label(best)} ({shown})."
-    )
+    named = "one prompt" if isinstance(base, Sequential) else label(base)
+    if best == base:
+        return base, f"Take {named}: nothing else did better on these questions ({shown})."
+    sooner = ""
+    was, now = costs[base].warm_s, costs[best].warm_s
+    if was is not None and now is not None and now < was:
+        sooner = f" Over encoded passages its first token comes {was / now:.1f}x as soon."
+    first = next((one for one in held_out if one.difference.value), held_out[0])
+    if first.difference.value < 0:
+        return base, (
+            f"Take {named}: {label(best)} did best on all questions, but what other questions "
+            f"chose did worse than {named} ({shown})."
+        )
+    why = f"it beats {named} on questions that did not choose it"
+    if not first.better:
+        why = f"it did best, but its gain over {named} may be chance on so few questions"
+    return best, f"Take {label(best)}: {why} ({shown}).{sooner}"

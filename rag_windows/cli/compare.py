@@ -1,4 +1,4 @@
-"""The command `calibrate`: choosing a method's numbers for a model and its documents."""
+"""The command `compare`: which method to take, for a model and documents of one's own."""
 
 from __future__ import annotations
 
@@ -14,49 +14,59 @@ from rag_windows.cli import options, render
 from rag_windows.cli.options import ModelOptions, SearchOptions, count, option
 from rag_windows.errors import InputError, require
 from rag_windows.methods import resolve
+from rag_windows.methods.registry import names_in
 from rag_windows.samples import samples_path
 
 if TYPE_CHECKING:
     from rag_windows.calibration import Example, Profile
+    from rag_windows.calibration.profile import Figure, Setting
 
 
 @options.spreading(without=("method", "profile", "rag_temperature", "rag_scale"))
-def calibrate(
+def compare(
     *,
-    examples: Annotated[
+    questions: Annotated[
         str | None,
         option(
             "FILE",
-            'JSONL file with "query" and, optionally, "passages" and "answer". '
+            'JSONL file with "question" and, optionally, "answer" and "passages". '
             "Default: the sample questions.",
         ),
     ] = None,
     search: SearchOptions,
-    method: Annotated[
-        str, option("NAME", "Method whose numbers to choose; rag-windows methods lists them.")
-    ] = "ape",
+    methods: Annotated[
+        str | None,
+        option(
+            "NAMES",
+            "Methods to compare with one prompt, with commas between them; rag-windows methods "
+            "lists them. Default: those worth asking.",
+        ),
+    ] = None,
+    grid: Annotated[
+        str | None, option("NAME", "Try different numbers of this method as well, such as ape.")
+    ] = None,
     out: Annotated[
         str | None, option("FILE", "Write the profile to this file, for --profile.")
     ] = None,
     plot: Annotated[
-        str | None, option("FILE", "Draw all settings as a picture into this PNG file.")
+        str | None, option("FILE", "Draw the settings of --grid as a picture into this PNG file.")
     ] = None,
     by: Annotated[
         Literal["auto", "labels", "agreement"],
         option(
             None,
-            "Criterion: agreement with the right answers (labels) or with sequential "
-            "reading (agreement). auto takes labels where every example has an answer.",
+            "Criterion: whether answers hold the right one (labels), or agree with one prompt "
+            "(agreement). auto takes labels where every question has an answer.",
         ),
     ] = "auto",
-    limit: Annotated[int, count("Use at most the first N examples.")] = 64,
+    limit: Annotated[int, count("Use at most the first N questions.")] = 64,
     max_new_tokens: options.MaxNewTokens = 32,
     system: options.Instruction = None,
     seed: Annotated[int, option("N", "Random seed of folds and confidence intervals.", min=0)] = 0,
     model: ModelOptions,
     json: options.Json = False,
 ) -> None:
-    """Choose a method's numbers for a model and documents, and compare them with the default.
+    """Compare methods with one prompt on your model and questions, and say which one to take.
 
     Give the same instruction (--system) and passage lengths as for the questions later.
     """
@@ -69,16 +79,15 @@ def calibrate(
             )
     if plot is not None:
         require("The picture", "matplotlib", extra="figures")
-    if not resolve(method).windowed:
-        raise InputError(
-            f"--method {method} reads no windows, so it has no numbers to choose. Name one that "
-            "does, such as ape."
-        )
-    given = _examples(search, model.model, examples, limit)
-    with options.loaded_model(model) as lm, render.progress("Calibrating") as counted:
-        profile = lm.calibrate(
+    named = None if methods is None else names_in(methods)
+    for one in (*(named or ()), *([grid] if grid else ())):
+        resolve(one)
+    given = _examples(search, model.model, questions, limit)
+    with options.loaded_model(model) as lm, render.progress("Comparing") as counted:
+        profile = lm.compare(
             given,
-            method=method,
+            named,
+            grid=grid,
             by=None if by == "auto" else by,
             prefix=options.instruction(system, model.name),
             max_new_tokens=max_new_tokens,
@@ -101,14 +110,15 @@ def calibrate(
 def _examples(
     search: SearchOptions, model: str | None, path: str | None, limit: int
 ) -> list[Example]:
-    """The examples, with retrieved passages where they bring none."""
+    """The questions, with retrieved passages where they bring none."""
     from rag_windows.calibration import Example, read_examples
 
     if path is not None:
         examples = read_examples(path)
     elif search.docs:
         raise InputError(
-            "Calibration needs questions about the documents of --docs. Give them with --examples."
+            "A comparison needs questions about the documents of --docs. Give them with "
+            "--questions."
         )
     else:
         text = (samples_path() / "questions.jsonl").read_text(encoding="utf-8")
@@ -121,7 +131,7 @@ def _examples(
         return examples
     if path is not None and not search.docs:
         raise InputError(
-            f"Example {bare[0] + 1} of {path!r} has no passages. Give it passages, or name "
+            f"Question {bare[0] + 1} of {path!r} has no passages. Give it passages, or name "
             "documents to retrieve them from with --docs."
         )
     retriever = options.open_corpus(search, model)
@@ -137,24 +147,43 @@ def _examples(
 
 
 def _show(profile: Profile) -> None:
-    """Print the best settings and the default as a table, and the verdict."""
+    """Print the best settings and one prompt as a table, and the verdict."""
     from rag_windows.calibration.profile import label
 
-    ranked, default = profile.ranked(), profile.setting(profile.default)
-    names = list(default.figures)
-    figures = [Column(name, justify="right", no_wrap=True) for name in names]
-    rank, setting = Column(justify="right", style="dim"), Column("setting", no_wrap=True)
-    table = render.plain_table(rank, setting, *figures, "")
-    for place, one in enumerate(ranked, start=1):
-        if place > 10 and one != default:
-            continue
-        named = (("chosen", profile.method), ("default", profile.default))
-        marks = [mark for mark, method in named if one.method == method]
-        means = [one.figures[name] for name in names]
-        cells = [f"{mean.value:.3g} ({mean.low:.3g} to {mean.high:.3g})" for mean in means]
-        text = Text(label(one.method), "bold" if "chosen" in marks else "")
-        table.add_row(str(place), text, *cells, ", ".join(marks))
+    ranked = profile.ranked()
+    shown = [*ranked[:10], *(one for one in ranked[10:] if one.method == profile.base)]
+    names = list(profile.setting(profile.base).figures)
+    heads = [*names, "first token", "encoded before", "tokens again"]
+    columns = [Column(head, justify="right") for head in heads]
+    table = render.plain_table(Column("method"), *columns, "")
+    for one in shown:
+        text = Text(label(one.method), "bold" if one.method == profile.method else "")
+        table.add_row(
+            text, *(_mean(one, name) for name in names), *_costs(one), _mark(profile, one)
+        )
     render.console().print(table)
-    counts = f"{profile.examples} examples, {len(ranked)} settings"
-    render.show(f"{counts}; 95% confidence intervals in brackets.", "dim")
+    render.show(
+        f"{profile.examples} questions, {len(ranked)} methods; 95% confidence intervals in "
+        "brackets. The first token comes after so many seconds when nothing is encoded, and when "
+        "all passages were encoded for other questions; then so many of their tokens are encoded "
+        "again.",
+        "dim",
+    )
     render.show(profile.verdict, "bold")
+
+
+def _mean(setting: Setting, name: Figure) -> str:
+    mean, unit = setting.figures[name], 100 if name == "contains" else 1
+    low, value, high = (f"{one * unit:.3g}" for one in (mean.low, mean.value, mean.high))
+    return f"{value}{'%' if unit == 100 else ''} ({low} to {high})"
+
+
+def _costs(setting: Setting) -> list[str]:
+    cost = setting.cost
+    seconds = ["" if one is None else f"{one:.3g} s" for one in (cost.cold_s, cost.warm_s)]
+    return [*seconds, "" if cost.tokens is None else f"{cost.tokens:,}"]
+
+
+def _mark(profile: Profile, setting: Setting) -> str:
+    marks = ("take this", profile.method), ("compared with", profile.base)
+    return ", ".join(text for text, method in marks if method == setting.method)
