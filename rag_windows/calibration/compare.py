@@ -25,8 +25,8 @@ from rag_windows.calibration.profile import (
     ModelFingerprint,
     Profile,
     Setting,
-    label,
     sign,
+    spelled,
     varying,
 )
 from rag_windows.calibration.words import contains
@@ -202,7 +202,7 @@ def compare(
     coarse = [one for one in dict.fromkeys([base, *asked, *numbers]) if labelled or one.windowed]
     if len(coarse) < 2:
         raise InputError(
-            f"There is nothing to compare {label(base)} with. Name other methods in methods=, "
+            f"There is nothing to compare {spelled(base)} with. Name other methods in methods=, "
             "or a method whose numbers to try in grid=, such as 'ape'."
         )
     work = _Measuring(engine, max_new_tokens, metric, keep_bytes, on_progress)
@@ -218,11 +218,13 @@ def compare(
         criteria = ("contains" if metric is None else "metric", "log-probability")
     measure = partial(work.measure, ready)
     choice = search(coarse, base, len(ready), criteria, measure, refine=refine, seed=seed)
-    chosen, sentence = verdict(choice.best, base, choice.held_out, work.costs)
     tried = [*coarse, *choice.fine]
     means = {
         figure: bootstrap([rows[one] for one in tried], seed) for figure, rows in work.table.items()
     }
+    first = dict(zip(tried, means[criteria[0]], strict=True))
+    as_right = [one for one in tried if labelled and first[one].value >= first[base].value]
+    chosen, sentence = verdict(choice.best, base, choice.held_out, work.costs, as_right)
     return Profile(
         method=chosen,
         best=choice.best,
@@ -601,28 +603,47 @@ def bootstrap(rows: Sequence[Sequence[float]], seed: int) -> list[Mean]:
 
 
 def verdict(
-    best: Method, base: Method, held_out: Sequence[Comparison], costs: Mapping[Method, Cost]
+    best: Method,
+    base: Method,
+    held_out: Sequence[Comparison],
+    costs: Mapping[Method, Cost],
+    as_right: Sequence[Method] = (),
 ) -> tuple[Method, str]:
-    """What to take, by the first figure that tells, and why."""
+    """What to take, by the first figure that tells, and why.
+
+    ``as_right`` are methods that answered at least as many questions right as the base.
+    """
     shown = "; ".join(
         f"{one.figure} {one.chosen.value:.4g} against {one.base.value:.4g}, 95% interval of the "
         f"gain {one.difference.low:.2g} to {one.difference.high:.2g}"
         for one in held_out
     )
-    named = "one prompt" if isinstance(base, Sequential) else label(base)
-    if best == base:
-        return base, f"Take {named}: nothing else did better on these questions ({shown})."
-    sooner = ""
-    was, now = costs[base].warm_s, costs[best].warm_s
-    if was is not None and now is not None and now < was:
-        sooner = f" Over encoded passages its first token comes {was / now:.1f}x as soon."
+    named = "one prompt" if isinstance(base, Sequential) else spelled(base)
+
+    def sooner(method: Method) -> float:
+        was, now = costs[base].warm_s, costs[method].warm_s
+        return was / now if was and now else 0.0
+
     first = next((one for one in held_out if one.difference.value), held_out[0])
-    if first.difference.value < 0:
-        return base, (
-            f"Take {named}: {label(best)} did best on all questions, but what other questions "
-            f"chose did worse than {named} ({shown})."
-        )
+    if best == base or first.difference.value < 0:
+        why = "nothing else did better on these questions"
+        if best != base:
+            why = (
+                f"{spelled(best)} did best on all questions, but what other questions chose did "
+                f"worse than {named}"
+            )
+        text = f"Take {named}: {why} ({shown})."
+        quick = max(as_right, key=sooner, default=base)
+        if sooner(quick) > 1:
+            text += (
+                f" {spelled(quick)} answered as many of them right, and over encoded passages its "
+                f"first token comes {sooner(quick):.1f}x as soon."
+            )
+        return base, text
     why = f"it beats {named} on questions that did not choose it"
     if not first.better:
         why = f"it did best, but its gain over {named} may be chance on so few questions"
-    return best, f"Take {label(best)}: {why} ({shown}).{sooner}"
+    text = f"Take {spelled(best)}: {why} ({shown})."
+    if sooner(best) > 1:
+        text += f" Over encoded passages its first token comes {sooner(best):.1f}x as soon."
+    return best, text

@@ -350,6 +350,25 @@ def label(method: Method) -> str:
     return f"{method.name}({', '.join(shown)})"
 
 
+def spelled(method: Method) -> str:
+    """A method as `resolve` and the command line take it, with what is not its default.
+
+    Such as ``ape:temperature=0.8`` and ``query-likelihood:retrieve=2+sequential``.
+    """
+    told, reader = [], ""
+    for field in dataclasses.fields(method):
+        value = getattr(method, field.name)
+        if value == field.default:
+            continue
+        if isinstance(value, Method):
+            reader = f"+{spelled(value)}"
+        else:
+            told.append(
+                f"{field.name}={value:g}" if isinstance(value, float) else f"{field.name}={value}"
+            )
+    return f"{method.name}{':' if told else ''}{','.join(told)}{reader}"
+
+
 def varying(settings: Iterable[Method]) -> dict[str, list[float]]:
     """Numbers in which settings differ: name -> sorted values."""
     values: dict[str, set[float]] = {}

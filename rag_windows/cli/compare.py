@@ -148,16 +148,16 @@ def _examples(
 
 def _show(profile: Profile) -> None:
     """Print the best settings and one prompt as a table, and the verdict."""
-    from rag_windows.calibration.profile import label
+    from rag_windows.calibration.profile import spelled
 
     ranked = profile.ranked()
     shown = [*ranked[:10], *(one for one in ranked[10:] if one.method == profile.base)]
     names = list(profile.setting(profile.base).figures)
     heads = [*names, "first token", "encoded before", "tokens again"]
     columns = [Column(head, justify="right") for head in heads]
-    table = render.plain_table(Column("method"), *columns, "")
+    table = render.plain_table(Column("method", overflow="fold"), *columns, "")
     for one in shown:
-        text = Text(label(one.method), "bold" if one.method == profile.method else "")
+        text = Text(spelled(one.method), "bold" if one.method == profile.method else "")
         table.add_row(
             text, *(_mean(one, name) for name in names), *_costs(one), _mark(profile, one)
         )

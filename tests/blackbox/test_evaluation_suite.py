@@ -280,3 +280,29 @@ def test_arms_of_all_methods_are_all() -> None:
     assert found[0] == "sequential"
     assert sorted(found) == sorted(row["name"] for row in method_rows())
     assert all(isinstance(arm, Arm) for arm in compared(SuiteOptions(methods="pcw"), [None]))
+
+
+def test_files_of_questions_with_passages_are_sets(suite: Eval, files: Path) -> None:
+    rows = [
+        {
+            "question": f"When leaves ferry {n}?",
+            "answers": [f"At {n}."],
+            "passages": [{"text": f"Ferry {i} leaves at {i}.", "right": i == n} for i in range(3)],
+        }
+        for n in range(3)
+    ]
+    lines = "\n".join(map(json.dumps, rows))
+    (files / "ferries.jsonl").write_text(lines, encoding="utf-8")
+    (files / "more").mkdir()
+    (files / "more" / "ferries.jsonl").write_text(lines, encoding="utf-8")
+    named = ("--passages", "ferries.jsonl")
+    for sets in ("passages", "passages/ferries"):
+        done = suite(sets, *named, "--out", "out", "--json")
+        assert done.exit_code == 0, done.stderr
+        told = json.loads(done.stdout)["sets"]
+        assert list(told) == ["passages/ferries"]
+        assert told["passages/ferries"]["examples"] == 3
+    twice = suite("passages", *named, "--passages", "more/ferries.jsonl")
+    assert "Two files of --passages have the same name" in twice.stderr
+    assert "none.jsonl is not there" in suite("passages", "--passages", "none.jsonl").stderr
+    assert "There is no set 'passages'" in suite("passages").stderr

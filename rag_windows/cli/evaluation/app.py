@@ -276,12 +276,17 @@ class SuiteOptions(Asking):
         option(
             "NAME,...",
             "What is asked: inscit, chatrag or one of its sets such as chatrag/quac, connected "
-            "or one of its tasks such as connected/aliases, long. Default: all.",
+            "or one of its tasks such as connected/aliases, long, passages or the name of one of "
+            "its files such as passages/nq. Default: all.",
         ),
     ] = None
     inscit: Annotated[str | None, option("FILE", "INSCIT's dev.json or test.json.")] = None
     chatrag: Annotated[
         str | None, option("DIR", "Folder with ChatRAG-Bench as the Hub has it.")
+    ] = None
+    passages: Annotated[
+        list[str] | None,
+        option("FILE", "Questions with their passages, as for eval passages; can be repeated."),
     ] = None
     haystack: Annotated[
         str | None,
@@ -298,9 +303,9 @@ class SuiteOptions(Asking):
 def suite(*, asking: SuiteOptions, over: RayOptions) -> None:
     """All evaluations with one model: one folder, one report, hours told before it begins.
 
-    INSCIT, ChatRAG-Bench's sets, five tasks whose passages need one another, and a needle among up
-    to 64 passages. Some questions of each set are asked first, to measure how long all will take
-    and the first token with cold and warm windows.
+    INSCIT, ChatRAG-Bench's sets, five tasks whose passages need one another, a needle among up to
+    64 passages, and files of questions that bring their passages. Some questions of each set are
+    asked first, to measure how long all will take and the first token with cold and warm windows.
     """
     _running()
     from rag_windows.cli.evaluation.suite import run_suite

@@ -78,22 +78,29 @@ SIZES, DEPTHS = (1, 4, 16, 64), (0.0, 0.5, 1.0)
 """Of the long needle: numbers of passages, and places of the needle."""
 
 
-def named(sets: str) -> list[str]:
-    """The sets of a list; "chatrag" and "connected" stand for all of theirs."""
+def named(sets: str, every: Sequence[str] = SETS) -> list[str]:
+    """The sets of a list; "chatrag", "connected" and "passages" stand for all of theirs."""
     words = [word.strip() for word in sets.split(",")]
     for word in words:
-        if not any(word in (one, one.partition("/")[0]) for one in SETS):
+        if not any(word in (one, one.partition("/")[0]) for one in every):
             raise InputError(
-                f"There is no set {word!r}. Choose from {', '.join(SETS)}; chatrag and connected "
-                "stand for all of theirs."
+                f"There is no set {word!r}. Choose from {', '.join(every)}; chatrag and connected "
+                "stand for all of theirs, and passages for all files of --passages."
             )
-    return [one for one in SETS if {one, one.partition("/")[0]} & set(words)]
+    return [one for one in every if {one, one.partition("/")[0]} & set(words)]
 
 
 def sources(asking: SuiteOptions) -> dict[str, Source]:
     """Where the data of each set come from; an `InputError` names the sets whose files lack."""
     made, lacking = dict[str, Source](), dict[str, str]()
-    for name in SETS if asking.sets is None else named(asking.sets):
+    files = {f"passages/{Path(one).name.partition('.')[0]}": one for one in asking.passages or ()}
+    if len(files) < len(asking.passages or ()):
+        raise InputError(
+            "Two files of --passages have the same name, which would be the name of two sets. "
+            "Rename one of them."
+        )
+    every = (*SETS, *files)
+    for name in every if asking.sets is None else named(asking.sets, every):
         kind, _, own = name.partition("/")
         data, chosen = None, dict[str, Any]()
         if name == INSCIT:
@@ -108,6 +115,10 @@ def sources(asking: SuiteOptions) -> dict[str, Source]:
                 missed = f"{CHATRAG[own]} is not in {data}" if data else "its files are not there"
                 lacking[name] = f"{missed}; {_CHATRAG_FROM} DIR"
             data = str(found)
+        elif kind == "passages":
+            data, chosen = files[name], {"seed": asking.seed}
+            if not Path(data).is_file():
+                lacking[name] = f"{data} is not there; name a file that is with --passages FILE"
         elif kind == "connected":
             chosen = {"task": own}
         else:
