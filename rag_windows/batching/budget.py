@@ -17,6 +17,7 @@ from rag_windows.loading import input_device, layer_devices
 from rag_windows.methods import Method, QueryLikelihood, Sequential
 from rag_windows.prefill import PASS_TOKENS, ToEncode
 from rag_windows.request import Request
+from rag_windows.steps.likelihood import MOST_TOKENS
 
 DEFAULT_SHARE = "75%"
 """Of the memory that is free when the first of a batch's questions is asked."""
@@ -71,7 +72,7 @@ def need_of(request: Request, sequences: int = 1) -> Need:
     elif isinstance(method.selection, QueryLikelihood):
         # Before it is answered, the query is read in a row of each window, with the prefix.
         chosen = sorted(windows)[-method.selection.retrieve :]
-        anew = (len(windows) + 1) * (prefix + query) + sum(chosen)
+        anew = (len(windows) + 1) * (prefix + min(query, MOST_TOKENS)) + sum(chosen)
     return Need(
         own,
         query,

@@ -35,6 +35,10 @@ def question_of(query_ids: Sequence[int], ends: Collection[int]) -> tuple[int, i
     return turns[-2] + 1 if len(turns) > 1 else 0, turns[-1]
 
 
+MOST_TOKENS = 512
+"""Of a query, those at its end that each row reads: the pass costs as many tokens a window."""
+
+
 @dataclass(frozen=True, slots=True)
 class Evidence:
     """What a pass over a query says of each window, and of no window in the last row.
@@ -60,13 +64,14 @@ def evidence(
 
     Args:
         rows: the context as `rows_of` makes it, and ``layout`` that of a query against it.
-        query_ids: all of the query.
-        question: where the question begins and ends in it. The query's first token is none of the
-            question's, as no row knows its chance.
+        query_ids: all of the query, of which the last `MOST_TOKENS` are read.
+        question: where the question begins and ends in it. The first token that is read is none of
+            the question's, as no row knows its chance.
     """
     device, start = input_device(encoder.model), rows.query_start
-    first, stop = max(1, question[0]), question[1]
-    ids = torch.tensor([[*query_ids]], device=device)
+    cut = max(0, len(query_ids) - MOST_TOKENS)
+    first, stop = max(1, question[0] - cut), question[1] - cut
+    ids = torch.tensor([[*query_ids[cut:]]], device=device)
     positions = torch.arange(start, start + ids.shape[1], device=device).unsqueeze(0)
     cache = cast(RowsCache, rows.new_cache())
     found: list[torch.Tensor] = []

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from rag_windows import PCED, MethodError, QueryLikelihood, Sequential
 from rag_windows.methods import resolve
+from rag_windows.steps.likelihood import MOST_TOKENS
 
 from . import engine, tolerances, zoo
 from .cases import CASES, Case, case, plain
@@ -126,6 +127,17 @@ def test_windows_are_chosen_by_the_rule(chosen: str, layout: str) -> None:
     context = lm.encode_ids(one.prefix, one.windows, method=replace(rule, retrieve=2))
     found = lm.engine.decoder.for_query(context, one.query).chosen
     assert found == tuple(sorted(likeliest("llama", layout, rule)[:2]))
+
+
+def test_a_long_query_is_judged_by_its_end() -> None:
+    """Each row costs as many tokens, so a conversation is not read whole in all of them."""
+    lm, one = engine.shared("llama"), CASES["ragged"]
+    long = [*zoo.ids(MOST_TOKENS + 40, 77), *one.query]
+    context = lm.encode_ids(one.prefix, one.windows, method=QueryLikelihood(2))
+    read = lm.engine.decoder.for_query
+    wanted = read(context, long[-MOST_TOKENS:], (MOST_TOKENS - len(one.query), MOST_TOKENS)).chosen
+    assert read(context, long, (len(long) - len(one.query), len(long))).chosen == wanted
+    assert read(context, long[-MOST_TOKENS:]).chosen == read(context, long).chosen
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
