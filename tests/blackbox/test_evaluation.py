@@ -18,7 +18,7 @@ Eval = Callable[..., Any]
 Lines = list[dict[str, Any]]
 
 QUICK = ("--top-k", "2", "--max-new-tokens", "3")
-ARMS = ("sequential@2", "pcw@2", "ape@2")
+ARMS = ("sequential@2", "auto@2", "ape@2")
 TEXTS = {
     "Lighthouse:1": "The lighthouse of Orvell was built in 1811 out of grey stone.",
     "Lighthouse:2": "Its lamp burnt oil until 1902, when it was wired.",

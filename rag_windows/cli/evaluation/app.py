@@ -92,7 +92,7 @@ class Asking(ModelOptions):
     """What every evaluation that asks a model is told; each field is the option of its name."""
 
     model: options.Model = ""
-    methods: Methods = "sequential,auto,pcw,ape"
+    methods: Methods = "sequential,auto,ape"
     out: Annotated[
         Path | None,
         option(
