@@ -376,7 +376,8 @@ class _Measuring:
         """The table, with settings that were not in it yet."""
         known = next(iter(self.table.values()), {})
         fresh = [one for one in dict.fromkeys(settings) if one not in known]
-        fresh.sort(key=lambda one: repr(_encoding(one)))  # one encoding for neighbours
+        # One after the other read what is encoded alike.
+        fresh.sort(key=lambda one: (repr(_encoding(one)), one.neighbours))
         asked = list(product(enumerate(examples), fresh))
         for (number, example), method in self._counted("Trying settings", asked):
             for figure, value in self._figures(number, example, method).items():
@@ -426,7 +427,8 @@ class _Measuring:
         self, number: int, ready: _Ready, method: Method
     ) -> tuple[EncodedContext, float | None]:
         """What is read, and the seconds that encoding took; None if a cache had some of it."""
-        key = (number, _encoding(method))
+        chunks = any(window.before for window in ready.request.parts.windows)
+        key = (number, _encoding(method), method.neighbours if chunks else 0)
         context = self.kept.get(key) or self.latest.get(key)
         if context is None:
             begun = time.perf_counter()

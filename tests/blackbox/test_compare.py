@@ -8,6 +8,7 @@ import json
 import random
 import struct
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +36,10 @@ from rag_windows import (
     Sequential,
     WindowedLM,
     calibration,
+    with_neighbours,
 )
 from rag_windows.calibration.words import contains
+from rag_windows.methods import resolve
 from tests.rag_windows import small
 from training.tasks import draw_case
 
@@ -78,6 +81,22 @@ def test_settings_share_windows_as_long_as_they_are_kept() -> None:
     assert windows_asked_for(refine=True, keep_bytes=0) == 2 * once
     steps = [DeepThinking(steps=1, reader=APE(T, 0.9)) for T in (0.8, 0.9)]
     assert once < windows_asked_for(methods=[APE(0.7, 0.9), *steps]) <= 2 * once
+
+
+def test_chunks_are_encoded_as_each_method_does_it() -> None:
+    given = [
+        replace(one, passages=with_neighbours([replace(p, document="d", index=i) for i, p in each]))
+        for one in examples()
+        for each in [list(enumerate(map(Passage.of, one.passages)))]
+    ]
+    methods = ("pcw", "neighbours+pcw", "neighbours:chunks=1+pcw")
+    together = compare(given, methods=methods)
+    for name in methods:
+        method = resolve(name)
+        alone = compare(given, methods=[name]).setting(method)
+        assert together.setting(method).figures == alone.figures
+    values = {together.setting(resolve(one)).figures["divergence"].value for one in methods}
+    assert len(values) == 3
 
 
 @pytest.mark.parametrize("by", ["labels", "agreement"])
