@@ -20,11 +20,10 @@ from rag_windows.attention.layout import use_layout
 from rag_windows.batching.loop import SharedEncoder
 from rag_windows.batching.rows import BatchLayout, FedRow, Plan, RowCaches
 from rag_windows.engine import Engine
-from rag_windows.errors import LimitError
 from rag_windows.generate import Decoder
 from rag_windows.kv import Windows
 from rag_windows.loading import input_device
-from rag_windows.methods import Auto, Method
+from rag_windows.methods import Method
 from rag_windows.prefill import EncodedContext
 from rag_windows.request import Request
 
@@ -40,16 +39,13 @@ def requests(engine: Engine, asked: Asked, methods: Sequence[Method]) -> list[Re
     made: dict[Hashable, Request] = {}
     found = []
     for one in methods:
-        key = one.windowed, one.encoding, one.name == Auto.name
+        key = one.windowed, one.encoding, one.neighbours
         if key not in made:
             messages, passages = asked
             made[key] = engine.request(
                 list(messages), passages, method=one, max_new_tokens=MAX_NEW_TOKENS
             )
-        ordinary = made[key].ordinary  # of few short passages, which `Auto` reads in one prompt
-        if isinstance(ordinary, LimitError):
-            raise ordinary
-        found.append(ordinary or replace(made[key], method=one))
+        found.append(replace(made[key], method=one))
     return found
 
 

@@ -59,7 +59,7 @@ class Row:
         header: of the windows, as `WindowedLM` takes it; or "document", which gives each chunk of
             a document the title of the first one, and the number of its part.
         tasks: those that it is asked for; none means all.
-        calibrated: whether `WindowedLM.calibrate` chooses the method's numbers on questions of the
+        calibrated: whether `WindowedLM.compare` chooses the method's numbers on questions of the
             same task that are not asked here.
     """
 
@@ -95,7 +95,6 @@ ROWS = {
     "neighbours + ape": Row("neighbours+ape"),
     "sink": Row("sink:tokens=4"),
     "sink + linked 15% + ape": Row("sink+linked:tokens=0.15,choose=deviation+ape"),
-    "auto": Row("auto"),
     "pcw, no header": Row("pcw", header="none"),
     "pcw, numbered titles": Row("pcw", header="number+title"),
     "pcw, title and place": Row("pcw", header="context", tasks=("split documents",)),
@@ -262,7 +261,8 @@ def choose(place: Place, label: str) -> dict[str, Any]:
     method = method_of(label, passages)
     profile = asking.lm.compare(examples, [method], grid=method)
     named = dict(zip(KEY[:4], (*place, label), strict=True))
-    return {**named, "chosen": describe(profile.method), "verdict": profile.verdict}
+    best = next(one.method for one in profile.ranked() if one.method.windowed)
+    return {**named, "chosen": describe(best), "verdict": profile.verdict}
 
 
 def spelled(label: str, chosen: Mapping[str, Mapping[str, Any]]) -> str:

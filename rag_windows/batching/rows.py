@@ -101,7 +101,8 @@ class FedRow:
         self.position = context.query_start if windowed else 0
         self.temperature, self.slope, self.shift = method.temperature, method.slope, method.shift
         self.query_bias = query_bias(method, len(context.each)) if windowed else 0.0
-        self.weights = [0.0] * (len(context.groups) + 2)
+        spans = 0 if self.windows is None else len(self.windows.spans)
+        self.weights = [0.0] * (spans + 2)
 
 
 class Row(FedRow):
@@ -140,7 +141,7 @@ class Row(FedRow):
         self.cited = cited and windowed
         self.error: BaseException | None = None
         self.ended = False
-        self._groups, self._n_groups = context.groups, context.n_groups
+        self._span_groups = None if self.windows is None else self.windows.span_groups
         model = decoder.runner.model if windowed else decoder.model
         device = input_device(model)
         arguments = with_config(decoder.arguments(options, len(prompt), criteria))
@@ -202,10 +203,11 @@ class Row(FedRow):
         """
         if not self.cited:
             return None
+        if self._span_groups is None:
+            return None
         *spans, prefix, query = self.weights
-        whole = [*[0.0] * self._n_groups, prefix, query]
-        for group, weight in zip(self._groups, spans, strict=True):
-            whole[group] += weight
+        groups: list[float] = (torch.tensor(spans) @ self._span_groups).tolist()
+        whole = [*groups, prefix, query]
         total = sum(whole)
         return [weight / total for weight in whole]
 

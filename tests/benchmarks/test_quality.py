@@ -120,7 +120,6 @@ def test_extra_prefill_is_what_a_second_question_has_to_encode() -> None:
     assert not found["linked 15%, first"][1]
     assert 0.1 < found["linked 15%, query"][0] < 0.2
     assert found["neighbours"] == found["sink"] == (0.0, True)
-    assert found["auto"] == (1.0, False)  # few short passages are read in one prompt
 
 
 def test_a_row_is_calibrated_on_questions_that_are_not_asked(

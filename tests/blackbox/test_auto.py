@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import pytest
 
@@ -85,8 +86,9 @@ def test_what_one_prompt_may_not_hold_is_read_side_by_side() -> None:
     made = lm.generate("What?", long, max_new_tokens=4, do_sample=False)
     assert note(made).endswith("the 2 that make the question likeliest are read side by side.")
     assert len(made.windows) == 2
-    wanted = {"method": "query-likelihood:retrieve=2", "max_new_tokens": 4, "do_sample": False}
-    assert made.token_ids == lm.generate("What?", long, **wanted).token_ids
+    wanted: dict[str, Any] = {"method": "query-likelihood:retrieve=2", "max_new_tokens": 4}
+    apart = lm.generate("What?", long, do_sample=False, **wanted)
+    assert made.token_ids == apart.token_ids
     with pytest.raises(LimitError, match="Set retrieve=1 or less"):
         lm.generate("What?", long, method="query-likelihood:retrieve=2+sequential")
     with pytest.raises(LimitError, match="positions"):

@@ -337,7 +337,7 @@ def ids(lm: WindowedLM) -> tuple[int, ...]:
 
 
 def logits(lm: WindowedLM) -> torch.Tensor:
-    return lm.logits(lm.encode_ids([0, 4], [[80, 81, 82], [90, 91]]), [99, 65])
+    return lm.logits(lm.encode_ids([0, 4], [[80, 81, 82], [90, 91]], method="ape"), [99, 65])
 
 
 def test_a_folder_of_an_adapter_is_loaded_with_its_base(adapter: Path, small_folder: Path) -> None:
