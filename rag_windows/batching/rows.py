@@ -206,7 +206,8 @@ class Row(FedRow):
         if self._span_groups is None:
             return None
         *spans, prefix, query = self.weights
-        groups: list[float] = (torch.tensor(spans) @ self._span_groups).tolist()
+        weights = torch.tensor(spans, dtype=torch.float32)
+        groups: list[float] = (weights @ self._span_groups).tolist()
         whole = [*groups, prefix, query]
         total = sum(whole)
         return [weight / total for weight in whole]

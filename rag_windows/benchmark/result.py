@@ -219,6 +219,12 @@ def markdown(result: Result) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in machine.versions.items())
     numbers = ", ".join(f"{key} {one}" for key, one in result.method.items() if key != "name")
     method = f"{result.method.get('name')}" + (f" ({numbers})" if numbers else "")
+    if "reader" in result.method:
+        # They import torch, which the command's options do without.
+        from rag_windows.calibration.profile import spelled
+        from rag_windows.methods import resolve
+
+        method = spelled(resolve(result.method))
     lines = [
         f"{result.shape}, {result.dtype}, {machine.device}, {_threads(result)} "
         f"({versions}). Windows are read by {method}. Memory gave "

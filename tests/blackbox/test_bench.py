@@ -31,7 +31,7 @@ def test_a_run_prints_its_tables_and_writes_them(run: Run, tmp_path: Path) -> No
     assert done.exit_code == 0, done.stderr
     for words in (
         "### 64 tokens, windows of 16",
-        "read by ape (temperature 0.9, scale 0.9, form as used)",
+        "read by auto",
         "| citations cost | end of 5 tokens | sooner |",
         "| windows, from disk |",
         "| windows, from memory, pcw |",
