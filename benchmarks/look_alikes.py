@@ -33,18 +33,7 @@ LAST = (
 )
 PARTS = (
     *("gasket", "bearing", "coupling", "valve", "bracket", "spindle", "bushing", "flange"),
-    *(
-        "clamp",
-        "washer",
-        "piston",
-        "nozzle",
-        "spring",
-        "sensor",
-        "relay",
-        "fuse",
-        "pulley",
-        "lever",
-    ),
+    *("rotor", "clamp", "washer", "piston", "nozzle", "spring", "sensor", "relay", "fuse"),
     *("pulley", "lever", "hinge", "shaft", "gear", "hose", "filter"),
 )
 COLOURS = ("red", "blue", "green", "grey", "white", "black", "yellow", "brown")

@@ -718,9 +718,11 @@ def _seen(windows: Sequence[WindowTokens], method: Auto) -> str:
     if isinstance(chosen, QueryLikelihood):
         few = passages <= chosen.retrieve
         which = f"of {passages} passages, the {chosen.retrieve} that make the question likeliest"
-        apart = chosen.reader.windowed or chunks
+        how = "side by side" if chosen.reader.windowed else "in one prompt"
+        if chunks and not chosen.reader.windowed:
+            how += ", or side by side where one of them saw the chunks before it"
         which = f"all {passages} passages" if few else which
-        read = f"{which} are read {'side by side' if apart else 'in one prompt'}"
+        read = f"{which} are read {how}"
     if chunks:
         read += f"; {chunks} of {len(windows)} windows saw the chunks before them when encoded"
     return f"auto: {read}."

@@ -201,9 +201,7 @@ class Row(FedRow):
 
         None if it was not recorded.
         """
-        if not self.cited:
-            return None
-        if self._span_groups is None:
+        if not self.cited or self._span_groups is None:
             return None
         *spans, prefix, query = self.weights
         weights = torch.tensor(spans, dtype=torch.float32)

@@ -15,6 +15,8 @@ from typing import Annotated, Any, Literal
 import typer
 from typer.models import OptionInfo
 
+from rag_windows.methods.registry import resolve, spelled
+
 SEQUENTIAL, LLAMA_CPP = "transformers", "llama.cpp"
 COLD, DISK, MEMORY = "windows, cold", "windows, from disk", "windows, from memory"
 TOKENS = "token ids, from memory"
@@ -217,17 +219,9 @@ def markdown(result: Result) -> str:
     """Tables of medians with the smallest and the largest round, and ratios."""
     machine = result.machine
     versions = ", ".join(f"{name} {version}" for name, version in machine.versions.items())
-    numbers = ", ".join(f"{key} {one}" for key, one in result.method.items() if key != "name")
-    method = f"{result.method.get('name')}" + (f" ({numbers})" if numbers else "")
-    if "reader" in result.method:
-        # They import torch, which the command's options do without.
-        from rag_windows.calibration.profile import spelled
-        from rag_windows.methods import resolve
-
-        method = spelled(resolve(result.method))
     lines = [
         f"{result.shape}, {result.dtype}, {machine.device}, {_threads(result)} "
-        f"({versions}). Windows are read by {method}. Memory gave "
+        f"({versions}). Windows are read by {spelled(resolve(result.method))}. Memory gave "
         f"{result.roofline['memory_bytes_per_s'] / 1e9:,.1f} GB/s in the same run"
         + (f" of {result.date}." if result.date else "."),
         *("", f"    {result.command}"),

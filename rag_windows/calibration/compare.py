@@ -26,7 +26,6 @@ from rag_windows.calibration.profile import (
     Profile,
     Setting,
     sign,
-    spelled,
     varying,
 )
 from rag_windows.calibration.words import contains
@@ -34,7 +33,7 @@ from rag_windows.engine import Engine
 from rag_windows.errors import InputError, MethodError, stop_iteration_told
 from rag_windows.methods import APE, Auto, Method, Sequential, resolve
 from rag_windows.methods.mateicl import SCHEDULES
-from rag_windows.methods.registry import numbers_of, with_parameters
+from rag_windows.methods.registry import numbers_of, spelled, with_parameters
 from rag_windows.passage import Passage
 from rag_windows.prefill import EncodedContext
 from rag_windows.prompt.conversation import Conversation

@@ -29,7 +29,7 @@ from rag_windows.cache.fingerprint import canonical, flat, plain_tensors
 from rag_windows.cache.keys import fields
 from rag_windows.errors import MethodError, ProfileError, require
 from rag_windows.methods import Method, describe, resolve
-from rag_windows.methods.registry import numbers_of
+from rag_windows.methods.registry import numbers_of, spelled
 from rag_windows.prompt.visible_text import strict_json
 
 FORMAT = "rag-windows calibration profile"
@@ -208,7 +208,7 @@ class Profile:
             if one.method == method:
                 return one
         raise ProfileError(
-            f"The profile has no setting {label(method)}. Its settings are in profile.settings."
+            f"The profile has no setting {spelled(method)}. Its settings are in profile.settings."
         )
 
     def ranked(self) -> list[Setting]:
@@ -315,7 +315,7 @@ class Profile:
         points = axes.scatter(x, y, s=sizes, c=shown, cmap=colours, marker="s", alpha=0.7)
         figure.colorbar(points, label=unit)
         best = alike[-1].method
-        text = f"best of these: {label(best)}"
+        text = f"best of these: {spelled(best)}"
         axes.plot(x[-1:], y[-1:], "r*", fillstyle="none", markersize=20, label=text)
         axes.set_title(f"{best.name} on {self.model.name}, {self.examples} examples")
         figure.legend(loc="outside lower center", ncols=2, frameon=False, markerscale=0.5)
@@ -331,42 +331,6 @@ _PROFILE = TypeAdapter(Profile)
 def sign(figure: str) -> float:
     """+1 where more is better, -1 where less is."""
     return -1.0 if figure == "divergence" else 1.0
-
-
-def label(method: Method) -> str:
-    """A method with its numbers, and with what is not its default, on one line.
-
-    Such as ``ape(temperature=0.9, scale=0.8)``.
-    """
-    shown = []
-    for field in dataclasses.fields(method):
-        value = getattr(method, field.name)
-        if isinstance(value, Method):
-            shown.append(f"{field.name}={label(value)}")
-        elif isinstance(value, int | float) and not isinstance(value, bool):
-            shown.append(f"{field.name}={value:g}")
-        elif value != field.default:
-            shown.append(f"{field.name}={value!r}")
-    return f"{method.name}({', '.join(shown)})"
-
-
-def spelled(method: Method) -> str:
-    """A method as `resolve` and the command line take it, with what is not its default.
-
-    Such as ``ape:temperature=0.8`` and ``query-likelihood:retrieve=2+sequential``.
-    """
-    told, reader = [], ""
-    for field in dataclasses.fields(method):
-        value = getattr(method, field.name)
-        if value == field.default:
-            continue
-        if isinstance(value, Method):
-            reader = f"+{spelled(value)}"
-        else:
-            told.append(
-                f"{field.name}={value:g}" if isinstance(value, float) else f"{field.name}={value}"
-            )
-    return f"{method.name}{':' if told else ''}{','.join(told)}{reader}"
 
 
 def varying(settings: Iterable[Method]) -> dict[str, list[float]]:

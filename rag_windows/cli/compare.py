@@ -14,7 +14,7 @@ from rag_windows.cli import options, render
 from rag_windows.cli.options import ModelOptions, SearchOptions, count, option
 from rag_windows.errors import InputError, require
 from rag_windows.methods import resolve
-from rag_windows.methods.registry import names_in
+from rag_windows.methods.registry import names_in, spelled
 from rag_windows.samples import samples_path
 
 if TYPE_CHECKING:
@@ -148,8 +148,6 @@ def _examples(
 
 def _show(profile: Profile) -> None:
     """Print the best settings and one prompt as a table, and the verdict."""
-    from rag_windows.calibration.profile import spelled
-
     ranked = profile.ranked()
     shown = [*ranked[:10], *(one for one in ranked[10:] if one.method == profile.base)]
     names = list(profile.setting(profile.base).figures)

@@ -119,6 +119,24 @@ def _parameter(value: Any) -> Any:
     return tuple(map(_parameter, value)) if isinstance(value, list) else value
 
 
+def spelled(method: Method) -> str:
+    """A method as `resolve` and the command line take it, with what is not its default.
+
+    Such as "ape:temperature=0.8" and "query-likelihood:retrieve=2+sequential". Of what no text
+    stands for, such as a function or a list, it shows what Python does.
+    """
+    told, reader = [], ""
+    for field in dataclasses.fields(method):
+        value = getattr(method, field.name)
+        if value == field.default:
+            continue
+        if isinstance(value, Method):
+            reader = f"+{spelled(value)}"
+        else:
+            told.append(f"{field.name}={value}")
+    return f"{method.name}{':' if told else ''}{','.join(told)}{reader}"
+
+
 def names_in(text: str) -> list[str]:
     """The methods of a list: "pcw,ape:temperature=0.9,scale=0.8" names two."""
     return [name.strip() for name in _COMMA.split(text)]

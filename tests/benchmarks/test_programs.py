@@ -13,15 +13,35 @@ import numpy as np
 import pytest
 from pydantic import TypeAdapter
 
-from benchmarks import cache, recall, report, serve
+from benchmarks import cache, look_alikes, recall, report, serve
 from rag_windows.benchmark.result import Plan, Result
 from rag_windows.benchmark.run import run
 from rag_windows.evaluation.inscit import InscitTask
+from rag_windows.evaluation.passages import PassagesTask
 from rag_windows_retrievers import BM25Retriever, last_turns
 
 ROOT = Path(__file__).parents[2]
 SIZES, COSTS = cache.catalogue(1000, seed=1)
 LIMIT = sum(SIZES) // 20
+
+
+def test_records_look_alike_and_one_has_the_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "look_alikes.jsonl"
+    monkeypatch.setattr("sys.argv", ["look_alikes.py", "60", "--out", str(path)])
+    look_alikes.main()
+    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    assert len({row["question"] for row in rows}) > 40
+    for row in rows:
+        titles = [one["title"] for one in row["passages"]]
+        assert len(set(titles)) == len(titles) == look_alikes.RECORDS
+        (right,) = (one for one in row["passages"] if one["right"])
+        assert row["answers"][0] in right["text"]
+        subject = right["title"].removesuffix(" office").removeprefix("Course: ")
+        assert subject in row["question"]
+    (task,) = [PassagesTask.read(str(path), sizes=(8,))]
+    assert {len(one.passages) for one in task.examples} == {8}
 
 
 def test_the_policy_comes_close_to_perfect_frequencies_and_is_over_lru() -> None:

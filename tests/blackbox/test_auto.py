@@ -106,8 +106,9 @@ def test_chunks_that_know_their_document_are_read_side_by_side(lm: WindowedLM) -
     apart = asked(lm, passages, "neighbours+query-likelihood:retrieve=2")
     assert made.token_ids == apart.token_ids
     assert note(made) == (
-        "auto: of 12 passages, the 2 that make the question likeliest are read side by side; 1 of "
-        "12 windows saw the chunks before them when encoded."
+        "auto: of 12 passages, the 2 that make the question likeliest are read in one prompt, or "
+        "side by side where one of them saw the chunks before it; 1 of 12 windows saw the chunks "
+        "before them when encoded."
     )
 
 

@@ -410,8 +410,8 @@ def test_rows_are_found_ranked_and_named() -> None:
     assert made.ranked()[0].method == made.best
     assert made.setting(APE()).figures["agreement"].value == pytest.approx(0.69)
     for method, told in (
-        (MateICL("log"), r"mateicl\(schedule='log'\)"),
-        (DeepThinking(reader=APE()), r"reader=ape\(temperature=0.9, scale=0.9\)"),
+        (MateICL("log"), "mateicl:schedule=log"),
+        (DeepThinking(reader=APE()), r"deep-thinking\+ape"),
     ):
         with pytest.raises(ProfileError, match=f"no setting .*{told}"):
             made.setting(method)

@@ -177,6 +177,20 @@ def test_parameters_of_a_method_and_its_readers() -> None:
     assert registry.with_parameters(method, found) == method
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        *(name for name in METHODS),
+        *("ape:temperature=0.8", "query-likelihood:retrieve=2+sequential", "auto:chunks=0"),
+        *("deep-thinking:steps=3+ape:scale=0.123456789", "codebook:size=None,retrieve=2"),
+    ],
+)
+def test_a_method_is_spelled_as_it_is_named(text: str) -> None:
+    method = registry.resolve(text)
+    assert registry.resolve(registry.spelled(method)) == method
+    assert registry.spelled(method) == text.replace("size=None,", "")
+
+
 def test_the_page_shows_every_method_as_the_command_line_does() -> None:
     text = (ROOT / "docs" / "which_method.md").read_text(encoding="utf-8")
     shown = text.partition("<!-- methods -->\n")[2].partition("<!-- /methods -->")[0]
