@@ -153,7 +153,10 @@ def _show(profile: Profile) -> None:
     names = list(profile.setting(profile.base).figures)
     heads = [*names, "first token", "encoded before", "tokens again"]
     columns = [Column(head, justify="right") for head in heads]
-    table = render.plain_table(Column("method", overflow="fold"), *columns, "")
+    # A method's name may be copied from the table, so that columns of figures are folded first.
+    longest = max(len(spelled(one.method)) for one in shown)
+    method = Column("method", overflow="fold", min_width=min(longest, 32))
+    table = render.plain_table(method, *columns, "")
     for one in shown:
         text = Text(spelled(one.method), "bold" if one.method == profile.method else "")
         table.add_row(

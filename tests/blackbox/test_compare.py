@@ -264,7 +264,7 @@ def questions(count: int, seed: int, passages: int) -> list[Example]:
 
 def test_what_one_prompt_answers_worse_is_told(reader: WindowedLM) -> None:
     """The shipped model was trained on 8 passages in one prompt, and reads more of them apart."""
-    given = questions(12, seed=3, passages=64)
+    given = questions(12, seed=3, passages=96)
     made = reader.compare(given, ["pcw", "ape"], max_new_tokens=12)
     assert made.base == Sequential()
     assert made.method == made.best in (APE(), PCW())

@@ -187,7 +187,8 @@ def test_a_profile_is_made_shown_drawn_and_used(
     assert {MateICL(), MateICL(2.0), MateICL(4.0)} <= {one.method for one in profile.settings}
     assert Path("heat.png").read_bytes().startswith(b"\x89PNG")
     shown = " ".join(result.stdout.split())
-    for text in ("mateicl:schedule=2", "take this", profile.verdict[:40], "--profile "):
+    assert "\nmateicl:schedule=2.0 " in result.stdout  # whole, however wide the figures are
+    for text in ("take this", profile.verdict[:40], "--profile "):
         assert text in shown
     asked = ask("--profile", "profile.json")
     assert asked["method"] == profile.method.name

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import hashlib
 import logging
 import os
@@ -214,6 +215,7 @@ def in_child(work: Callable[[], object]) -> int:
         return child
     code = 1
     try:
+        faulthandler.register(signal.SIGUSR1, file=sys.__stderr__)
         code = int(work() is False)
     except BaseException:  # noqa: BLE001 - the child must not run on as a second pytest
         traceback.print_exc()
@@ -223,13 +225,18 @@ def in_child(work: Callable[[], object]) -> int:
 
 
 def end_of(child: int, within_s: float = 120.0) -> int:
-    """Wait for a child; its exit code, or minus the signal that killed it."""
+    """Wait for a child; its exit code, or minus the signal that killed it.
+
+    One that hangs writes where it stands to standard error first.
+    """
     deadline = time.monotonic() + within_s
     while time.monotonic() < deadline:
         done, status = os.waitpid(child, os.WNOHANG)
         if done:
             return os.waitstatus_to_exitcode(status)
         time.sleep(0.001)
+    os.kill(child, signal.SIGUSR1)
+    time.sleep(1)
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
     raise TimeoutError(f"the child did not end within {within_s} s")
