@@ -215,7 +215,7 @@ def in_child(work: Callable[[], object]) -> int:
         return child
     code = 1
     try:
-        faulthandler.register(signal.SIGUSR1, file=sys.__stderr__)
+        faulthandler.register(signal.SIGUSR1, file=2)
         code = int(work() is False)
     except BaseException:  # noqa: BLE001 - the child must not run on as a second pytest
         traceback.print_exc()
