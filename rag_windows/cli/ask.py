@@ -158,7 +158,10 @@ def _reply(
         **sampling_options(told.temperature),
     }
     method = linked(lm.method, told.link_tokens).name
-    with render.progress("Encoding the passages" if passages else "Answering") as on_encoded:
+    # Some methods read the question over each passage before they answer.
+    with render.progress(
+        "Encoding the passages" if passages else "Answering", "Reading the question"
+    ) as on_encoded:
         stream = lm.stream(query, passages, on_encoded=on_encoded, **settings)
         begun = next(stream)
     if begun.generation is None and not begun.text:

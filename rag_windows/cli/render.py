@@ -136,9 +136,10 @@ class Counted(Protocol):
 
 
 @contextmanager
-def progress(what: str) -> Iterator[Counted]:
+def progress(what: str, then: str | None = None) -> Iterator[Counted]:
     """Show on stderr how far `what` is, once it has taken two seconds.
 
+    When all that was counted is there, the work is named `then`, where it goes on.
     A terminal gets one live line that goes away at the end, all else a plain line now and then.
     Yields what is called where work can be counted. RAG_WINDOWS_PROGRESS_S sets another number of
     seconds, 0 is silence.
@@ -150,7 +151,7 @@ def progress(what: str) -> Iterator[Counted]:
     terminal = Console(stderr=True)
     # A process may be started without standard error.
     live = sys.stderr is not None and sys.stderr.isatty() and not terminal.is_dumb_terminal
-    shown = _LiveLine(what, terminal) if live else _PlainLines(what)
+    shown = _LiveLine(what, then, terminal) if live else _PlainLines(what, then)
     over = threading.Event()
     thread = threading.Thread(
         target=shown.run, args=(first_s, over), name="rag-windows-progress", daemon=True
@@ -173,23 +174,26 @@ def _far(done: int, whole: int | None, unit: str) -> str:
 class _PlainLines:
     """A line now and then, down to once a minute."""
 
-    def __init__(self, what: str) -> None:
-        self._what, self._far, self._begun = what, "", time.monotonic()
+    def __init__(self, what: str, then: str | None) -> None:
+        self._what, self._then, self._begun = what, then, time.monotonic()
+        self._line = f"{what}: "
 
     def counted(self, done: int, whole: int | None, unit: str = "", /) -> None:
-        self._far = f"{_far(done, whole, unit)}, "
+        ended = self._then is not None and done == whole
+        self._line = f"{self._then}: " if ended else f"{self._what}: {_far(done, whole, unit)}, "
 
     def run(self, first_s: float, over: threading.Event) -> None:
         spent = 0.0
         while not over.wait(max(first_s, min(60.0, spent / 2))):
             spent = time.monotonic() - self._begun
-            tell(f"{self._what}: {self._far}{spent:.0f} s so far.")
+            tell(f"{self._line}{spent:.0f} s so far.")
 
 
 class _LiveLine:
     """One line that is drawn again and again, and goes away at the end."""
 
-    def __init__(self, what: str, terminal: Console) -> None:
+    def __init__(self, what: str, then: str | None, terminal: Console) -> None:
+        self._what, self._then = what, then
         whole = Column(no_wrap=True)
         self._bar = Progress(
             TextColumn("{task.description}", markup=False, table_column=whole),
@@ -204,9 +208,14 @@ class _LiveLine:
 
     def counted(self, done: int, whole: int | None, unit: str = "", /) -> None:
         far = _far(done, whole, unit)
+        what = self._what
+        if self._then is not None and done == whole:
+            what, far = self._then, ""
         # The clock of what has ended would stand still, and what is not counted goes on.
         endless = None if whole is None else whole * (1 + 1e-9)
-        self._bar.update(self._task, completed=done, total=endless, far=far)
+        self._bar.update(
+            self._task, description=one_line(what), completed=done, total=endless, far=far
+        )
 
     def run(self, first_s: float, over: threading.Event) -> None:
         if not over.wait(first_s):

@@ -282,6 +282,12 @@ def test_long_work_is_told_on_standard_error(
     assert loading
     assert all(line.endswith(" s so far.") for line in loading + encoding)
     assert any(" of " in line for line in encoding), lines
+    # What is encoded is no more called so, however long the method reads on.
+    assert not any(
+        done == whole for done, whole in re.findall(r"(\d+) of (\d+)", "".join(encoding))
+    )
+    lines = ask(*long, "--model", "tiny-reader", "--method", "auto")["stderr"].splitlines()
+    assert any(line.startswith("Reading the question: ") for line in lines), lines
     monkeypatch.setenv("RAG_WINDOWS_PROGRESS_S", "0")
     assert "so far" not in ask()["stderr"]
 
