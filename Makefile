@@ -44,7 +44,7 @@ test: $(VENV)/.dev ## all tests: no network, no GPU, 5 minutes on 2 cores (ARGS=
 check: $(VENV)/.dev lint ## linters and the tests that matter most: for every change
 	$(OFFLINE) $(BIN)/python -m pytest --durations=0 --durations-min=5 $(QUICK) $(ARGS)
 
-dist: $(VENV)/.dev ## wheels and sdists of all six distributions into dist/, checked
+dist: $(VENV)/.dev ## wheels and sdists of all eight distributions into dist/, checked
 	rm -rf dist
 	for folder in . $(ADAPTERS); do \
 		$(BIN)/pyproject-build --no-isolation --outdir dist "$$folder" || exit 1; \
@@ -167,8 +167,8 @@ $(VENV)/.docs: $(VENV)/.python pyproject.toml constraints.txt
 	$(PIP) --group docs
 	@touch $@
 
-$(VENV)/.demo: $(VENV)/.torch pyproject.toml
-	$(PIP) -e .
+$(VENV)/.demo: $(VENV)/.torch pyproject.toml integrations/eval/pyproject.toml
+	$(PIP) -e . -e ./integrations/eval
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.torch pyproject.toml $(ADAPTERS:%=%/pyproject.toml)

@@ -19,8 +19,8 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from rag_windows.benchmark.result import table
 from rag_windows.cache.policy import Policy
+from rag_windows_eval.benchmark.result import table
 
 Numbers = NDArray[np.float64]
 

@@ -3,10 +3,10 @@
     python -m benchmarks.fleet [--quick] [--out]            # minutes on 2 cores
     python -m benchmarks.fleet --check RECORD.json          # the model beside a real run
 
-Traces are drawn from seeds, the routings are those of `rag_windows.fleet.routing`, and each replica
-keeps passages by the policy of the passage cache, `rag_windows.cache.policy`. Time is modelled:
-what is measured, what is cited and what is assumed stands beside each constant. The tables and
-pictures in benchmarks/results/fleet_simulation.md are written by ``--out``.
+Traces are drawn from seeds, the routings are those of `rag_windows_server.fleet.routing`, and each
+replica keeps passages by the policy of the passage cache, `rag_windows.cache.policy`. Time is
+modelled: what is measured, what is cited and what is assumed stands beside each constant. The
+tables and pictures in benchmarks/results/fleet_simulation.md are written by ``--out``.
 
 `Record` is the form in which a real run is handed over for ``--check``.
 """
@@ -30,9 +30,9 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
 from benchmarks.report import filled
-from rag_windows.benchmark.result import table
 from rag_windows.cache.policy import Policy
-from rag_windows.fleet.routing import ROUTINGS, Held, Question, Replica, Routing, home_of
+from rag_windows_eval.benchmark.result import table
+from rag_windows_server.fleet.routing import ROUTINGS, Held, Question, Replica, Routing, home_of
 
 Numbers = NDArray[np.float64]
 
@@ -69,7 +69,7 @@ class Record(BaseModel):
     answers) and without kills, from empty caches on.
 
     Attributes:
-        routing: by its name in `rag_windows.fleet.routing.ROUTINGS`.
+        routing: by its name in `rag_windows_server.fleet.routing.ROUTINGS`.
         replicas: names of all replicas.
         memory_bytes: limit of each replica's memory tier: ``PassageCache(memory=...)``.
         token_bytes: of the memory tier, for each token that it holds: its bytes by `stats()` over

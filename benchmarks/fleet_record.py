@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 from benchmarks.fleet import Record, RecordedQuestion, checked
 from rag_windows import BatchRequest, Passage, PassageCache, WindowedLM
-from rag_windows.fleet.routing import (
+from rag_windows_server.fleet.routing import (
     ROUTINGS,
     Held,
     Question,

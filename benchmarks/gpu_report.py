@@ -9,7 +9,7 @@ from pathlib import Path
 
 from benchmarks.gpu import STAGES, Record, read
 from benchmarks.report import fill
-from rag_windows.benchmark.result import (
+from rag_windows_eval.benchmark.result import (
     MEMORY,
     SEQUENTIAL,
     Row,

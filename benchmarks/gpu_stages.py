@@ -34,8 +34,9 @@ from rag_windows.attention import backends
 from rag_windows.attention.native import kernel as native
 from rag_windows.attention.segments import Queries, Reading, Rows, Segment, Segments
 from rag_windows.attention.segments import read as attention
-from rag_windows.benchmark.answers import Clock, plain, seconds, warm_cache, windowed
-from rag_windows.benchmark.result import (
+from rag_windows.errors import RagWindowsError
+from rag_windows_eval.benchmark.answers import Clock, plain, seconds, warm_cache, windowed
+from rag_windows_eval.benchmark.result import (
     COLD,
     DISK,
     MEMORY,
@@ -45,9 +46,8 @@ from rag_windows.benchmark.result import (
     Plan,
     Result,
 )
-from rag_windows.benchmark.run import peak_bytes, run, wrapped
-from rag_windows.benchmark.workload import Texts, token_bytes, weight_bytes
-from rag_windows.errors import RagWindowsError
+from rag_windows_eval.benchmark.run import peak_bytes, run, wrapped
+from rag_windows_eval.benchmark.workload import Texts, token_bytes, weight_bytes
 
 BIG = Plan("llama-3.1-8b", device="cuda", dtype="bfloat16", window=256, rounds=3, memory=False)
 SMALL = Plan("tiny", dtype="float32", context=64, window=16, new_tokens=4, rounds=1, memory=False)

@@ -32,10 +32,10 @@ import torch
 from benchmarks.answering import Answerer, Asked
 from benchmarks.quality_tables import BASE, Cell, Figures
 from rag_windows import Passage, WindowedLM, with_neighbours
-from rag_windows.evaluation.files import add_lines, cut_torn, read_lines, write_whole
 from rag_windows.methods import Method, resolve
 from rag_windows.methods.registry import describe
 from rag_windows.prompt.builder import Header
+from rag_windows_eval.files import add_lines, cut_torn, read_lines, write_whole
 from rag_windows_retrievers import BM25Retriever
 from training.tasks import CONNECTED, NEEDS_TWO, TASKS, Case, draw_case
 

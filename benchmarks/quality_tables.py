@@ -11,8 +11,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from rag_windows.evaluation.summary import RESAMPLES, SEED, Estimate, estimate
-from rag_windows.evaluation.summary import percent as percent_of
+from rag_windows_eval.summary import RESAMPLES, SEED, Estimate, estimate
+from rag_windows_eval.summary import percent as percent_of
 
 BASE = "sequential"
 TRAINED = 8

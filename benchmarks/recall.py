@@ -17,8 +17,8 @@ from statistics import fmean
 
 import pandas as pd
 
-from rag_windows.evaluation.inscit import InscitTask
-from rag_windows.evaluation.task import Example
+from rag_windows_eval.inscit import InscitTask
+from rag_windows_eval.task import Example
 from rag_windows_retrievers import (
     BM25Retriever,
     ConversationalRetriever,

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from pydantic import TypeAdapter
 
-from rag_windows.benchmark.result import Result, markdown, summary
+from rag_windows_eval.benchmark.result import Result, markdown, summary
 
 RUNS = Path("benchmarks", "results", "performance")
 DOCUMENTS = {

@@ -37,8 +37,8 @@ from typing import Any, TypeVar
 import httpx
 
 from rag_windows import WindowedLM
-from rag_windows.benchmark.result import table
 from rag_windows.samples import sample_questions, samples_path
+from rag_windows_eval.benchmark.result import table
 from rag_windows_retrievers import BM25Retriever, load_documents, split_documents
 
 Q = TypeVar("Q", bound="Question")

@@ -43,11 +43,11 @@ from benchmarks import serve
 from benchmarks.fleet import Record, RecordedQuestion
 from benchmarks.serve import LONG_S, Answer, Question, Run, Server
 from rag_windows import BatchRequest, PassageCache, WindowedLM
-from rag_windows.benchmark.result import table
 from rag_windows.cache.passage_cache import parse_size
-from rag_windows.fleet.router import PUBLISH_S
 from rag_windows.samples import samples_path
+from rag_windows_eval.benchmark.result import table
 from rag_windows_retrievers import load_documents
+from rag_windows_server.fleet.router import PUBLISH_S
 
 TOPICS, OF_TOPIC, OWN, OTHERS = 60, 10, 6, 2
 PASSAGES = TOPICS * OF_TOPIC

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from rag_windows.cache import codec
 from rag_windows.cache.codec import Entry, is_finite
-from rag_windows.cache.keys import NO_TOKENIZER, KeyScope
+from rag_windows.cache.keys import NO_TOKENIZER, KeyScope, fields, label_digest, salt_key
 from rag_windows.cache.passage_cache import PassageCache
 from rag_windows.kv import Window
 from rag_windows.methods import Method, resolve
@@ -35,9 +35,12 @@ __all__ = [
     "Prompt",
     "PromptParts",
     "Window",
+    "fields",
     "is_finite",
+    "label_digest",
     "passage_of",
     "query_bias",
     "refuse_single",
     "resolve",
+    "salt_key",
 ]

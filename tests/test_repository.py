@@ -24,10 +24,12 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = (
     "rag_windows",
     "retrievers/rag_windows_retrievers",
+    "integrations/eval",
     "integrations/langchain",
     "integrations/llama_index_llms",
     "integrations/llama_index_retrievers",
     "integrations/lm_eval",
+    "integrations/server",
     "integrations/vllm_rag_windows",
     "training",
 )
@@ -36,7 +38,9 @@ DISTRIBUTIONS = (".", *(package for package in PACKAGES if package.startswith("i
 
 OURS = {
     "rag_windows",
+    "rag_windows_eval",
     "rag_windows_retrievers",
+    "rag_windows_server",
     "langchain_rag_windows",
     "lm_eval_rag_windows",
     "vllm_rag_windows",
@@ -154,14 +158,11 @@ def test_suppressions_name_their_rule_and_reason() -> None:
 # What each part of the code may import beyond the standard library: its extras in pyproject.toml.
 EXTRAS_OF = {
     "rag_windows": ("structured",),
-    "rag_windows/benchmark": ("gguf",),
     "rag_windows/cache": ("shared",),
     "rag_windows/calibration": ("figures",),
     "rag_windows/attention/kernels": ("cuda",),
-    "rag_windows/cli": ("server",),
-    "rag_windows/evaluation": ("eval",),
-    "rag_windows/fleet": ("fleet", "server"),
-    "rag_windows/server": ("server",),
+    "integrations/eval": ("eval", "gguf"),
+    "integrations/server": ("fleet", "server"),
     "retrievers/rag_windows_retrievers": ("pdf", "retrievers", "shared"),
     "integrations/langchain": ("langchain", "retrievers"),
     "integrations/llama_index_llms": ("llama-index", "retrievers"),

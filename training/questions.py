@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from rag_windows.evaluation.connected import CONNECTED, FILE
 from rag_windows.samples import samples_path
+from rag_windows_eval.connected import CONNECTED, FILE
 from training.samples import Recipe
 from training.tasks import TASKS, draw
 

@@ -15,8 +15,10 @@ from rag_windows.calibration.profile import (
     Profile,
     Setting,
 )
+from rag_windows.calibration.words import ARTICLES, bag_f1, chatrag_words, contains
 
 __all__ = [
+    "ARTICLES",
     "METHODS_TO_ASK",
     "Comparison",
     "Cost",
@@ -26,6 +28,9 @@ __all__ = [
     "Profile",
     "Setting",
     "ape_grid",
+    "bag_f1",
+    "chatrag_words",
+    "contains",
     "default_grid",
     "read_examples",
 ]

@@ -37,9 +37,9 @@ from rag_windows.methods.registry import numbers_of, spelled, with_parameters
 from rag_windows.passage import Passage
 from rag_windows.prefill import EncodedContext
 from rag_windows.prompt.conversation import Conversation
-from rag_windows.prompt.visible_text import strict_json
 from rag_windows.request import Messages, PassageLike, Request, check_limits
 from rag_windows.sampling import FirstToken
+from rag_windows.visible_text import strict_json
 
 T = TypeVar("T")
 

@@ -30,7 +30,7 @@ from rag_windows.cache.keys import fields
 from rag_windows.errors import MethodError, ProfileError, require
 from rag_windows.methods import Method, describe, resolve
 from rag_windows.methods.registry import numbers_of, spelled
-from rag_windows.prompt.visible_text import strict_json
+from rag_windows.visible_text import strict_json
 
 FORMAT = "rag-windows calibration profile"
 VERSION = 2

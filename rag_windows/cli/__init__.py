@@ -1,1 +1,64 @@
-"""The command `rag-windows`: questions over documents from a terminal or a script."""
+"""The command `rag-windows`: questions over documents from a terminal or a script.
+
+Another distribution brings commands of its own by an entry point of the group
+`rag_windows.commands`: a function that gets the `typer.Typer` of all commands and adds to it. What
+such commands share with those of this package is listed in ``__all__`` and stays.
+"""
+
+from rag_windows.cli.options import (
+    SAMPLE_MODEL,
+    Json,
+    ModelOptions,
+    RayOptions,
+    SearchOptions,
+    Verbose,
+    count,
+    flag,
+    fleet_options,
+    instruction,
+    loaded_model,
+    open_corpus,
+    option,
+    quieten,
+    spreading,
+)
+from rag_windows.cli.options import Model as Model
+from rag_windows.cli.options import System as System
+from rag_windows.cli.render import (
+    EXIT_ERROR,
+    Group,
+    console,
+    plain_table,
+    progress,
+    show,
+    tell,
+    write_json,
+)
+
+__all__ = [
+    "EXIT_ERROR",
+    "SAMPLE_MODEL",
+    "Group",
+    "Json",
+    "Model",
+    "ModelOptions",
+    "RayOptions",
+    "SearchOptions",
+    "System",
+    "Verbose",
+    "console",
+    "count",
+    "flag",
+    "fleet_options",
+    "instruction",
+    "loaded_model",
+    "open_corpus",
+    "option",
+    "plain_table",
+    "progress",
+    "quieten",
+    "show",
+    "spreading",
+    "tell",
+    "write_json",
+]

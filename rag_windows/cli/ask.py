@@ -18,8 +18,8 @@ from rag_windows.cli import options, render
 from rag_windows.cli.options import ModelOptions, SearchOptions, option
 from rag_windows.errors import GenerationError, InputError, RagWindowsError
 from rag_windows.passage import Passage
-from rag_windows.prompt.visible_text import encodable, one_line, visible
 from rag_windows.samples import samples_path
+from rag_windows.visible_text import encodable, one_line, visible
 
 if TYPE_CHECKING:
     from rag_windows import Generation, Usage, WindowedLM

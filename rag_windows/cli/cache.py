@@ -22,7 +22,7 @@ from rag_windows.errors import InputError
 
 if TYPE_CHECKING:
     from rag_windows import PassageCache
-    from rag_windows.fleet.data import WarmedCorpus
+    from rag_windows_server.fleet.data import WarmedCorpus
 
 _DAY_S = 86_400
 
@@ -102,7 +102,7 @@ def _warm_over_ray(
 ) -> WarmedCorpus:
     options.check_documents(search, model.model)
     made = options.fleet_options(search, model, **over.size)
-    from rag_windows.fleet import data
+    from rag_windows_server.fleet import data
 
     with progress("Encoding the passages") as counted:
         done = data.warm(

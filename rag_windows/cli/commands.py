@@ -3,27 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
-import shlex
-import sys
 import time
-from pathlib import Path
+from importlib.metadata import entry_points
 from typing import Annotated, Any
 
 import typer
-from pydantic import TypeAdapter
 from rich.table import Column
 
 from rag_windows import __version__
-from rag_windows.benchmark.result import Plan, Result, markdown
 from rag_windows.cli import options, render
 from rag_windows.cli.ask import ask, chat, demo
 from rag_windows.cli.cache import cache, warm
 from rag_windows.cli.compare import compare
-from rag_windows.cli.evaluation.app import evaluation
 from rag_windows.cli.options import ModelOptions, count, option
-from rag_windows.cli.serve import serve
-from rag_windows.evaluation.files import write_whole
-from rag_windows.prompt.visible_text import encodable, one_line
+from rag_windows.errors import MissingExtraError, install
+from rag_windows.visible_text import encodable, one_line
 
 _FIRST = """\
 rag-windows demo                                           # a demonstration
@@ -33,8 +27,20 @@ rag-windows --help                                         # all commands
 """
 
 
+_BROUGHT = {"serve": "server", "eval": "eval", "bench": "eval"}
+"""Commands of distributions beside this one, and the extras that bring them."""
+
+
 class _Commands(render.Group):
     """The commands; who names none is shown what to type first."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Say of a command that is not installed how to install it."""
+        if args[0] not in self.commands and (extra := _BROUGHT.get(args[0])):
+            raise MissingExtraError(
+                f"rag-windows {args[0]} is a distribution of its own; run: {install(extra)}"
+            )
+        return super().resolve_command(ctx, args)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Show four commands instead of an error about a missing one."""
@@ -69,7 +75,7 @@ def rag_windows(
     """Answer questions over documents; each retrieved passage is read in a window of its own."""
 
 
-for command in (ask, chat, demo, serve, warm, compare):
+for command in (ask, chat, demo, warm, compare):
     app.command()(command)
 
 
@@ -174,49 +180,6 @@ def methods(json: options.Json = False) -> None:
             render.show(" " * width + settings_of(row), "dim")
 
 
-@app.command()
-@options.spreading()
-def bench(
-    plan: Plan,
-    threads: Annotated[int | None, count("Number of CPU threads. Default: all.")] = None,
-    out: Annotated[
-        str | None, option("DIR", "Folder for performance.json and performance.md (or profile.md).")
-    ] = None,
-    verbose: options.Verbose = False,
-) -> None:
-    """Compare the speed of windows and of plain transformers over the same tokens."""
-    options.quieten(verbose)
-    import torch
-
-    from rag_windows.benchmark.llama_cpp import split
-    from rag_windows.benchmark.run import check, profiled, run
-    from rag_windows.loading import best_device, check_device
-
-    check_device(plan.device, "--device ")
-    if plan.device == "auto":
-        plan = dataclasses.replace(plan, device="cpu" if best_device() == "cpu" else "cuda")
-    check(plan)
-    if threads is not None:
-        torch.set_num_threads(threads)
-    if plan.profile:
-        found = profiled(plan)
-        print(found)
-        if out is not None:
-            write_whole(Path(out) / "profile.md", found)
-            render.tell(f"Wrote profile.md to {out}.")
-        return
-    # Where a program lies is nobody's business but its user's.
-    words = sys.argv[1:]
-    for program in (split(given)[0] for given in plan.llama_bench or ()):
-        words = [word.replace(program, Path(program).name) for word in words]
-    result = run(plan, shlex.join(["rag-windows", *words]), render.tell)
-    print(markdown(result))
-    if out is not None:
-        written = TypeAdapter(Result).dump_json(result, indent=1).decode()
-        write_whole(Path(out) / "performance.json", f"{written}\n")
-        write_whole(Path(out) / "performance.md", markdown(result))
-        render.tell(f"Wrote performance.json and performance.md to {out}.")
-
-
 app.add_typer(cache, name="cache")
-app.add_typer(evaluation, name="eval")
+for entry in sorted(entry_points(group="rag_windows.commands"), key=lambda entry: entry.name):
+    entry.load()(app)

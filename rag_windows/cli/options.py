@@ -28,14 +28,14 @@ import typer
 from pydantic import ValidationError
 
 from rag_windows.cli.render import Counted, progress, tell
-from rag_windows.errors import CacheError, DocumentError, InputError, MethodError
-from rag_windows.prompt.visible_text import encodable
+from rag_windows.errors import CacheError, DocumentError, InputError, MethodError, require
 from rag_windows.samples import samples_path
+from rag_windows.visible_text import encodable
 
 if TYPE_CHECKING:
     from rag_windows import Method, Passage, PassageCache, WindowedLM
-    from rag_windows.fleet import FleetOptions
     from rag_windows_retrievers import BM25Retriever, Skipped
+    from rag_windows_server.fleet import FleetOptions
 
 
 def option(metavar: str | None, text: str, **settings: Any) -> Any:
@@ -398,8 +398,9 @@ def loaded_model(model: ModelOptions) -> Iterator[WindowedLM]:
 def fleet_options(search: SearchOptions, model: ModelOptions, **more: Any) -> FleetOptions:
     """The same model and documents for readers on other machines; further arguments are theirs."""
     quieten(model.verbose)
-    from rag_windows.fleet import FleetOptions
+    require("A fleet", "rag-windows-server", "ray", extra="fleet")
     from rag_windows.integration import describe
+    from rag_windows_server.fleet import FleetOptions
 
     method, name = _method(model), model.model
     try:

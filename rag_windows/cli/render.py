@@ -20,7 +20,7 @@ from rich.table import Column, Table
 from typer.core import TyperGroup
 
 from rag_windows.errors import RagWindowsError
-from rag_windows.prompt.visible_text import one_line, visible
+from rag_windows.visible_text import one_line, visible
 
 EXIT_ERROR = 2
 

@@ -39,6 +39,7 @@ from typing import Any, Self
 from pydantic import BaseModel, Field, model_validator
 
 from rag_windows.attention.layers import position_limit
+from rag_windows.cache.fingerprint import tokenizer_fingerprint
 from rag_windows.cache.passage_cache import parse_size
 from rag_windows.calibration.profile import Profile
 from rag_windows.errors import InputError
@@ -73,10 +74,10 @@ from rag_windows.prompt.conversation import (
 from rag_windows.prompt.detokenize import Detokenizer
 from rag_windows.prompt.tokenizing import Boundary, Piece
 from rag_windows.prompt.tools import AnswerReader, ToolAnswer, ToolFormat
-from rag_windows.prompt.visible_text import one_line
 from rag_windows.request import PassageLike, labels_of
 from rag_windows.results import Generation, carried
 from rag_windows.sampling import Penalties, sampling_options, whole_number
+from rag_windows.visible_text import one_line
 
 __all__ = [
     "AnswerReader",
@@ -123,6 +124,7 @@ __all__ = [
     "sampling_options",
     "schemas_available",
     "search_text",
+    "tokenizer_fingerprint",
     "unalias",
     "warn_without_windows",
     "whole_number",

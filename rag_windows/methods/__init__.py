@@ -20,7 +20,10 @@ from rag_windows.methods.pcw import PCW as PCW
 from rag_windows.methods.query_likelihood import QueryLikelihood as QueryLikelihood
 from rag_windows.methods.registry import METHODS as METHODS
 from rag_windows.methods.registry import describe as describe
+from rag_windows.methods.registry import names_in as names_in
+from rag_windows.methods.registry import plain as plain
 from rag_windows.methods.registry import resolve as resolve
+from rag_windows.methods.registry import spelled as spelled
 from rag_windows.methods.sequential import Sequential as Sequential
 from rag_windows.methods.sink import Sink as Sink
 from rag_windows.methods.structured_prompting import StructuredPrompting as StructuredPrompting

@@ -6,6 +6,7 @@ import dataclasses
 import inspect
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from importlib.metadata import entry_points
 from typing import Any
 
 from rag_windows.errors import MethodError
@@ -45,7 +46,27 @@ METHODS: Mapping[str, type[Method]] = {
         Auto,
     )
 }
-"""Every method, by the name that `resolve` and the command line take."""
+"""The methods of this package, by the name that `resolve` and the command line take."""
+
+
+def known_methods() -> Mapping[str, type[Method]]:
+    """These, and those that installed distributions bring (entry points `rag_windows.methods`).
+
+    Raises:
+        MethodError: what an entry point names is no method of that name.
+    """
+    found = dict(METHODS)
+    for entry in entry_points(group="rag_windows.methods"):
+        kind = entry.load()
+        if not (isinstance(kind, type) and issubclass(kind, Method) and kind.name == entry.name):
+            raise MethodError(
+                f"The entry point {entry.name!r} of the group rag_windows.methods, "
+                f"{entry.value!r}, is no Method whose name is {entry.name!r}. Correct it, or "
+                "remove the distribution that brings it."
+            )
+        found.setdefault(entry.name, kind)
+    return found
+
 
 # A plus before a digit is a number's, as in 1e+3.
 _PLUS = re.compile(r"\+(?!\d)")
@@ -67,17 +88,17 @@ def resolve(method: str | Method | Mapping[str, Any]) -> Method:
         return method
     described = _described(method) if isinstance(method, str) else method
     name = described.get("name") if isinstance(described, Mapping) else described
-    kind = METHODS.get(str(name).lower())
+    kind = METHODS.get(str(name).lower()) or known_methods().get(str(name).lower())
     if kind is None:
         raise MethodError(
-            f"Unknown method {name!r} in {method!r}. Choose one of {sorted(METHODS)}."
+            f"Unknown method {name!r} in {method!r}. Choose one of {sorted(known_methods())}."
         )
     values = {name: _parameter(value) for name, value in described.items() if name != "name"}
     if "reader" in values and not issubclass(kind, Composed):
         raise MethodError(
             f"{method!r} is not a valid combination: {kind.name} reads windows itself and must "
             "stand last. Before a '+' use only "
-            f"{sorted(one for one in METHODS if issubclass(METHODS[one], Composed))}."
+            f"{sorted(name for name, one in known_methods().items() if issubclass(one, Composed))}."
         )
     _check_names(kind.name, values, _fields(kind))
     return kind(**values)
@@ -146,7 +167,7 @@ def _check_names(method: str, given: Iterable[str], known: Sequence[str]) -> Non
     unknown = [name for name in given if name not in known]
     if not unknown:
         return
-    having = [name for name, kind in METHODS.items() if unknown[0] in _fields(kind)]
+    having = [name for name, kind in known_methods().items() if unknown[0] in _fields(kind)]
     other = f", or choose a method that has it, such as {having[0]!r}" if having else ""
     raise MethodError(
         f"The method {method!r} has no parameter {unknown[0]!r} (it has "
@@ -206,7 +227,7 @@ def method_rows() -> list[dict[str, Any]]:
             "parameters": {key: one for key, one in describe(kind()).items() if key != "name"},
             "paper": kind.paper,
         }
-        for name, kind in METHODS.items()
+        for name, kind in known_methods().items()
     ]
 
 

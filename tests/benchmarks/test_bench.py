@@ -11,11 +11,11 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from rag_windows.benchmark import answers, llama_cpp, workload
-from rag_windows.benchmark import result as results
-from rag_windows.benchmark import run as running
 from rag_windows.cache.passage_cache import PassageCache
 from rag_windows.errors import InputError
+from rag_windows_eval.benchmark import answers, llama_cpp, workload
+from rag_windows_eval.benchmark import result as results
+from rag_windows_eval.benchmark import run as running
 from tests.rag_windows import small
 
 

@@ -14,7 +14,7 @@ from benchmarks import fleet, fleet_record
 from benchmarks.fleet import Asked, Found, Outcome, Record, RecordedQuestion, Setting, Times
 from rag_windows import WindowedLM
 from rag_windows.cache.policy import Policy
-from rag_windows.fleet.routing import ROUTINGS
+from rag_windows_server.fleet.routing import ROUTINGS
 
 SMALL = Setting(passages=2000, replicas=4, memory=150 * 512 * fleet.TOKEN_BYTES, questions=1500)
 TIMES = Times(token_s=1e-4, first_s=0.01, answer_s=0.5)

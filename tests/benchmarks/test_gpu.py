@@ -17,8 +17,8 @@ import torch
 
 from benchmarks import gpu, gpu_report, gpu_stages, report
 from rag_windows.attention import backends
-from rag_windows.benchmark import run as running
-from rag_windows.benchmark.result import MEMORY, WAYS
+from rag_windows_eval.benchmark import run as running
+from rag_windows_eval.benchmark.result import MEMORY, WAYS
 
 HERE = {"commit": "c0ffee", "sources": "5eed", "stand_in": True}
 BEGIN, END = f"<!-- bench: {gpu_report.BLOCK} -->", "<!-- /bench -->"

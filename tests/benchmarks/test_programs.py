@@ -14,10 +14,10 @@ import pytest
 from pydantic import TypeAdapter
 
 from benchmarks import cache, look_alikes, recall, report, serve
-from rag_windows.benchmark.result import Plan, Result
-from rag_windows.benchmark.run import run
-from rag_windows.evaluation.inscit import InscitTask
-from rag_windows.evaluation.passages import PassagesTask
+from rag_windows_eval.benchmark.result import Plan, Result
+from rag_windows_eval.benchmark.run import run
+from rag_windows_eval.inscit import InscitTask
+from rag_windows_eval.passages import PassagesTask
 from rag_windows_retrievers import BM25Retriever, last_turns
 
 ROOT = Path(__file__).parents[2]

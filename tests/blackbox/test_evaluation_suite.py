@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
-from rag_windows.cli.evaluation.suite import duration
-from rag_windows.evaluation.connected import CONNECTED, ConnectedTask
-from rag_windows.evaluation.run import Arm, Search
-from rag_windows.evaluation.task import Example, Record, Reference, Task
 from rag_windows.passage import Passage
+from rag_windows_eval.cli.suite import duration
+from rag_windows_eval.connected import CONNECTED, ConnectedTask
+from rag_windows_eval.run import Arm, Search
+from rag_windows_eval.task import Example, Record, Reference, Task
 from tests.blackbox.conftest import ROOT, Run
 from tests.blackbox.test_evaluation import inscit_data, records
 
@@ -272,9 +272,9 @@ def test_times_are_told_as_people_do(seconds: float, words: str) -> None:
 
 
 def test_arms_of_all_methods_are_all() -> None:
-    from rag_windows.cli.evaluation.app import SuiteOptions
-    from rag_windows.cli.evaluation.running import compared
     from rag_windows.methods.registry import method_rows
+    from rag_windows_eval.cli.app import SuiteOptions
+    from rag_windows_eval.cli.running import compared
 
     found = [arm.label for arm in compared(SuiteOptions(), [None])]
     assert found[0] == "sequential"

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from rag_windows import APE, Demonstration, Example, Passage, WindowedLM
-from rag_windows.evaluation.icl import IclTask
-from rag_windows.evaluation.long import LongTask
-from rag_windows.evaluation.task import ReadPassage, Record, Reference
+from rag_windows_eval.icl import IclTask
+from rag_windows_eval.long import LongTask
+from rag_windows_eval.task import ReadPassage, Record, Reference
 from tests.blackbox.conftest import Run
 from tests.blackbox.test_evaluation import one_line, records, scores
 

@@ -17,10 +17,10 @@ from typing import Any
 import pytest
 
 from rag_windows import PassageCache
-from rag_windows.evaluation import run, task
+from rag_windows_eval import run, task
+from tests.integrations.eval.invented import arms_of, given, go, invented
 from tests.rag_windows import small
 from tests.rag_windows.cache.disk_cases import FULL, end_of, in_child
-from tests.rag_windows.evaluation.invented import arms_of, given, go, invented
 
 TASK, ARMS = invented(2), arms_of("pcw", "ape")
 RECORDS = len(TASK.examples) * len(ARMS)

@@ -72,7 +72,7 @@ LACKS = {
     "pdf": ["ask", "Who?", "--docs", "small.pdf", "--model", "tiny-reader"],
     "server": ["serve"],
     "shared": "rag_windows.PassageCache(shared='s3://shelf/windows')",
-    "fleet": ["serve", "--replicas", "2"],
+    "fleet": ["warm", "--docs", "notes", "--model", "tiny-reader", "--replicas", "2"],
     "eval": ["eval", "inscit", "--data", "dev.json", "--model", "tiny-reader"],
     "figures": ["compare", "--docs", "notes", "--model", "tiny-reader", "--plot", "heat.png"],
 }
@@ -80,6 +80,8 @@ ADAPTERS = {
     "langchain": "langchain_rag_windows; langchain_rag_windows.RagWindowsMiddleware",
     "llama-index": "llama_index.llms.rag_windows, llama_index.retrievers.rag_windows",
     "lm-eval": "lm_eval_rag_windows",
+    "server": "rag_windows_server",
+    "eval": "rag_windows_eval",
 }
 """Extras that bring distributions of ours, without which there is nothing to import: these."""
 
@@ -157,11 +159,7 @@ def test_rag_windows_alone(fresh: Callable[..., Environment]) -> None:
     assert not environment.installed() & {*FOLDERS} - {"rag-windows"}
     environment.python(ASKS)
     assert environment.command("--version").stdout.strip() == rag_windows.__version__
-    # What evaluations, the server and the fleet need is asked for before any of these is imported.
-    lacking = dict(line.split() for line in environment.python(IMPORTS).splitlines())
-    assert all({"evaluation", "fleet", "server"} & {*module.split(".")} for module in lacking), (
-        lacking
-    )
+    assert environment.python(IMPORTS) == ""
 
     folder = environment.folder
     (folder / "small.pdf").write_bytes(b"%PDF-1.4\n")
@@ -227,9 +225,23 @@ def test_the_harness_alone_then_all_adapters_and_the_readme(
     run_page(environment, ROOT / "integrations/lm_eval/README.md")
     environment.python(SCORES)
     environment.install("rag-windows[langchain,llama-index,lm-eval,pdf]")
-    assert environment.installed() >= {*FOLDERS, "langchain"} - {"vllm-rag-windows"}
+    others = {"rag-windows-eval", "rag-windows-server", "vllm-rag-windows"}
+    assert environment.installed() >= {*FOLDERS, "langchain"} - others
     (environment.folder / "notes").symlink_to(ROOT / "examples" / "notes")
     run_page(environment, ROOT / "README.md")
+
+
+def test_the_server_and_the_evaluations_alone(fresh: Callable[..., Environment]) -> None:
+    environment = fresh("rag-windows-server")
+    run_page(environment, ROOT / "integrations/server/README.md")
+    assert environment.command("serve", "--help").returncode == 0
+    assert '"rag-windows[fleet]"' in environment.command("serve", "--replicas", "2").stderr
+    assert '"rag-windows[eval]"' in environment.command("bench", "--help").stderr
+    environment.install("rag-windows-eval")
+    assert environment.command("bench", "--help").returncode == 0
+    (environment.folder / "dev.json").write_text("{}")
+    asked = ("eval", "inscit", "--data", "dev.json", "--model", "tiny-reader")
+    assert '"rag-windows[eval]"' in environment.command(*asked).stderr
 
 
 def from_a_clone() -> list[str]:

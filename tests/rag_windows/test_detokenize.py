@@ -18,7 +18,7 @@ from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
-from rag_windows.prompt import visible_text
+from rag_windows import visible_text
 from rag_windows.prompt.detokenize import Detokenizer, Pieces, TextStream, cut
 from rag_windows.sampling import StopStrings
 from tests.fixtures_tokenizers import BYTES, NAMES, SENTENCES, build

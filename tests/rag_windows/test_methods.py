@@ -6,6 +6,7 @@ import json
 import math
 import re
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
@@ -31,6 +32,7 @@ from rag_windows.methods import base, linked, registry
 from rag_windows.methods.combination import RowLogits
 from rag_windows.methods.composed import Composed, chain
 from rag_windows.methods.mateicl import SCHEDULES
+from rag_windows.methods.registry import describe, method_rows, resolve, spelled
 from tests.test_repository import ROOT
 
 
@@ -274,3 +276,44 @@ def test_what_no_window_can_say_stays_finite() -> None:
     assert not ParallelEnsemble().prior
     assert ParallelEnsemble(weights="entropy").correction == 0.25
     assert not ParallelEnsemble(weights="entropy", beta=0).prior
+
+
+def bring(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
+    """Install a distribution that brings a method."""
+    about = folder / "brought-1.0.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: brought\nVersion: 1.0\n")
+    (about / "entry_points.txt").write_text(f"[rag_windows.methods]\n{name} = {value}\n")
+    monkeypatch.syspath_prepend(folder)
+
+
+def test_another_distribution_brings_a_method(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "brought" not in {row["name"] for row in method_rows()}
+    with pytest.raises(MethodError, match="Unknown method 'brought'"):
+        resolve("brought")
+    (tmp_path / "brought_method.py").write_text(
+        "from dataclasses import dataclass\n"
+        "from rag_windows import PCW\n\n"
+        "@dataclass(frozen=True, slots=True)\n"
+        "class Brought(PCW):\n"
+        "    loud: int = 1\n    name = 'brought'\n"
+    )
+    bring(tmp_path, monkeypatch, "brought", "brought_method:Brought")
+    one = resolve("brought:loud=3")
+    assert (one.name, describe(one)) == ("brought", {"name": "brought", "loud": 3})
+    assert spelled(resolve("deep-thinking+brought:loud=2")) == "deep-thinking+brought:loud=2"
+    assert "brought" in {row["name"] for row in method_rows()}
+    with pytest.raises(MethodError, match="choose a method that has it, such as 'brought'"):
+        resolve("pcw:loud=3")
+
+
+@pytest.mark.parametrize("value", ["json:dumps", "rag_windows:PCW", "rag_windows:__all__"])
+def test_what_is_no_method_of_its_name_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: str
+) -> None:
+    bring(tmp_path, monkeypatch, "brought", value)
+    with pytest.raises(MethodError, match=f"'brought' of the group .*, '{value}', is no Method"):
+        resolve("brought")
+    assert resolve("pcw") == PCW()

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 from rag_windows import Passage
-from rag_windows.evaluation.connected import FILE
 from rag_windows.prompt.builder import Prompt
 from rag_windows.samples import samples_path
+from rag_windows_eval.connected import FILE
 from training.connected import Connected
 from training.questions import rows
 from training.samples import Sample, Turn

@@ -6,6 +6,7 @@ import io
 import json
 import re
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from pypdf import PdfWriter
 
 from rag_windows import WindowedLM
 from rag_windows.cli.options import told_instead_of_bars
+from rag_windows.cli.render import progress
 from tests.blackbox.cli.conftest import BRIDGE, HOSTILE, QUESTION, Told, refused
 from tests.blackbox.conftest import Run
 
@@ -282,14 +284,27 @@ def test_long_work_is_told_on_standard_error(
     assert loading
     assert all(line.endswith(" s so far.") for line in loading + encoding)
     assert any(" of " in line for line in encoding), lines
-    # What is encoded is no more called so, however long the method reads on.
-    assert not any(
-        done == whole for done, whole in re.findall(r"(\d+) of (\d+)", "".join(encoding))
-    )
-    lines = ask(*long, "--model", "tiny-reader", "--method", "auto")["stderr"].splitlines()
-    assert any(line.startswith("Reading the question: ") for line in lines), lines
     monkeypatch.setenv("RAG_WINDOWS_PROGRESS_S", "0")
     assert "so far" not in ask()["stderr"]
+
+
+@pytest.mark.parametrize("counts", [[(4, 4)], [(1, 4), (4, 4)]])
+def test_what_is_encoded_is_no_longer_called_so(
+    counts: list[tuple[int, int]],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A method may read the question over each passage for seconds before it answers."""
+    monkeypatch.setenv("RAG_WINDOWS_PROGRESS_S", "0.01")
+    with progress("Encoding the passages", "Reading the question") as counted:
+        for done, whole in counts:
+            counted(done, whole)
+            time.sleep(0.2)
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[-1].startswith("Reading the question: ")
+    assert not any("4 of 4" in line for line in lines)
+    began = any(line.startswith("Encoding the passages: 1 of 4, ") for line in lines)
+    assert began == (len(counts) > 1)
 
 
 def test_weights_and_downloads_are_counted_and_no_bar_is_drawn(

@@ -1,0 +1,223 @@
+"""What answers a question, by the names of `WAYS`, and the clock that it is timed with."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel, StoppingCriteria
+
+from rag_windows import PassageCache
+from rag_windows.errors import InputError
+from rag_windows.model import WindowedLM
+from rag_windows_eval.benchmark.result import (
+    COLD,
+    DISK,
+    MEMORY,
+    SEQUENTIAL,
+    TOKENS,
+    UNCITED,
+    WAYS,
+    Plan,
+)
+from rag_windows_eval.benchmark.workload import PREFIX_TOKENS, Workload, token_bytes
+
+_ROOM = 1.25
+"""Bytes of the tier that is timed by those of its windows: it leaves some of them free."""
+
+
+def now() -> float:
+    """Seconds, once the accelerator, if there is one, has done what it was asked."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+def seconds(work: Callable[[], object]) -> float:
+    """Of a call."""
+    begun = now()
+    work()
+    return now() - begun
+
+
+class Clock(StoppingCriteria):
+    """Writes down when each token of an answer is there; never stops anything.
+
+    `stamps` are seconds from the start to each token; for `prefill_s` and `end_s`, see `Row`.
+    """
+
+    def __init__(self) -> None:
+        self.begun = self.prefill_s = self.end_s = 0.0
+        self.stamps: list[float] = []
+
+    def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
+        """Called by transformers after every token."""
+        self.stamps.append(now() - self.begun)
+        return torch.zeros(len(input_ids), dtype=torch.bool, device=input_ids.device)
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """While an answer is made."""
+        self.begun = now()
+        yield
+        self.end_s = now() - self.begun
+
+    @property
+    def decode_s(self) -> float:
+        """Seconds of a decode step: the mean over the tokens behind the first."""
+        return (self.stamps[-1] - self.stamps[0]) / (len(self.stamps) - 1)
+
+
+Answer = Callable[[Workload, int, Clock], None]
+"""Answers with so many tokens, and writes down when they came."""
+
+
+def greedy(tokens: int, *criteria: Any) -> dict[str, Any]:
+    """Options of transformers' generate: exactly so many tokens."""
+    length = {"max_new_tokens": tokens, "min_new_tokens": tokens, "do_sample": False}
+    return {**length, "stopping_criteria": [*criteria]}
+
+
+def plain(model: PreTrainedModel) -> Answer:
+    """Everything as one prompt through ``generate``: what most users run."""
+
+    def answer(asked: Workload, tokens: int, clock: Clock) -> None:
+        prompt = torch.tensor([asked.prompt], device=model.device)
+        with clock.running():
+            model.generate(prompt, attention_mask=torch.ones_like(prompt), **greedy(tokens, clock))
+        clock.prefill_s = clock.stamps[0]
+
+    return answer
+
+
+def windowed(lm: WindowedLM, *, citations: bool = True, method: str | None = None) -> Answer:
+    """Text through `WindowedLM.generate`."""
+
+    def answer(asked: Workload, tokens: int, clock: Clock) -> None:
+        with clock.running():
+            made = lm.generate(
+                asked.question,
+                asked.passages,
+                prefix=asked.system,
+                method=method,
+                citations=citations,
+                **greedy(tokens, clock),
+            )
+        clock.prefill_s = made.timings.encode_s
+
+    return answer
+
+
+def token_level(lm: WindowedLM, *, citations: bool) -> Answer:
+    """`WindowedLM.encode_ids`, and what `WindowedLM.generate_ids` runs behind it."""
+
+    def answer(asked: Workload, tokens: int, clock: Clock) -> None:
+        with clock.running():
+            context = lm.encode_ids(asked.parts.prefix_ids, asked.windows)
+            clock.prefill_s = now() - clock.begun
+            decoded = lm.engine.decoder.generate(
+                context,
+                asked.parts.query_ids,
+                options=greedy(tokens, clock),
+                record_weights=citations,
+            )
+            decoded.weights(0)
+
+    return answer
+
+
+def cold(lm: WindowedLM, cache: PassageCache) -> Answer:
+    """The first question of all: the cache is there, and empty."""
+    answered = windowed(lm.with_cache(cache))
+
+    def answer(asked: Workload, tokens: int, clock: Clock) -> None:
+        cache.flush()
+        cache.clear()
+        answered(asked, tokens, clock)
+
+    return answer
+
+
+def from_disk(lm: WindowedLM, cache: PassageCache) -> Answer:
+    """The first question of a process over passages that an earlier one has read."""
+    answered = windowed(lm.with_cache(cache))
+
+    def answer(asked: Workload, tokens: int, clock: Clock) -> None:
+        cache.flush()
+        if cache.memory is not None:
+            cache.memory.clear()
+        answered(asked, tokens, clock)
+
+    return answer
+
+
+@contextmanager
+def all_answers(lm: WindowedLM, plan: Plan) -> Iterator[dict[str, Answer]]:
+    """All that is planned, by name, in their order.
+
+    Caches are those of the command line, each with a folder of its own; an accelerator keeps the
+    windows from memory in its own.
+
+    Raises:
+        InputError: at the end, if a cache had to let windows go.
+    """
+    with ExitStack() as stack:
+        room = _room(plan, lm)
+        opened = {
+            COLD: new_cache(),
+            DISK: new_cache("disk", disk=room),
+            MEMORY: warm_cache(plan, lm),
+        }
+        caches = {name: stack.enter_context(one) for name, one in opened.items()}
+        warm = lm.with_cache(caches[MEMORY])
+        answers = {
+            SEQUENTIAL: plain(lm.model),
+            COLD: cold(lm, caches[COLD]),
+            DISK: from_disk(lm, caches[DISK]),
+            MEMORY: windowed(warm),
+            MEMORY + UNCITED: windowed(warm, citations=False),
+            TOKENS: token_level(warm, citations=True),
+            TOKENS + UNCITED: token_level(warm, citations=False),
+        }
+        chosen = {name: answers[name] for name in WAYS if name in (plan.way or WAYS)}
+        others = {f"{MEMORY}, {name}": windowed(warm, method=name) for name in plan.against or ()}
+        yield chosen | others
+
+
+def warm_cache(plan: Plan, lm: WindowedLM) -> AbstractContextManager[PassageCache]:
+    """One in whose fastest tier all of a plan's windows have room; see `new_cache`."""
+    if plan.device == "cpu":
+        return new_cache()
+    return new_cache("device", device=_room(plan, lm))
+
+
+def _room(plan: Plan, lm: WindowedLM) -> int:
+    """Bytes for all windows of a plan; of several questions each has half of its own."""
+    tokens = plan.context * (1 + (plan.questions or 1)) // 2 + PREFIX_TOKENS
+    return int(_ROOM * tokens * token_bytes(lm.model))
+
+
+@contextmanager
+def new_cache(tier: str = "memory", **options: Any) -> Iterator[PassageCache]:
+    """One as the command line has it but for options, in a folder of its own that goes with it.
+
+    Raises:
+        InputError: at the end, if the tier that is timed did not keep all windows.
+    """
+    with (
+        tempfile.TemporaryDirectory(prefix="rag-windows-bench-") as folder,
+        PassageCache.default(folder, **options) as cache,
+    ):
+        yield cache
+        cache.flush()
+        held = cache.stats().tiers.get(tier)
+        if held is not None and (held.evictions or held.refused or held.failed):
+            raise InputError(
+                f"The cache's tier {tier!r} could not hold the windows of this context in "
+                f"{held.limit_bytes:,} bytes (of host memory, a quarter of what is free). Use a "
+                "smaller --context or fewer --questions."
+            )

@@ -1,0 +1,360 @@
+"""`rag-windows bench`: rounds in which everything that is planned answers once."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import platform
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from functools import partial
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rag_windows.attention import native_kernel
+from rag_windows.errors import InputError
+from rag_windows.methods import describe, resolve
+from rag_windows.model import WindowedLM
+from rag_windows_eval.benchmark import llama_cpp
+from rag_windows_eval.benchmark.answers import (
+    Clock,
+    all_answers,
+    cold,
+    greedy,
+    new_cache,
+    plain,
+    seconds,
+    warm_cache,
+)
+from rag_windows_eval.benchmark.profile import ProfiledStep
+from rag_windows_eval.benchmark.result import (
+    ALONE,
+    COLD,
+    LLAMA_CPP,
+    MEMORY,
+    SEQUENTIAL,
+    TOGETHER,
+    UNCITED,
+    WAYS,
+    Concurrency,
+    Machine,
+    Plan,
+    Result,
+    Row,
+)
+from rag_windows_eval.benchmark.workload import (
+    DEFAULT,
+    PREFIX_TOKENS,
+    QUERY_TOKENS,
+    Texts,
+    Workload,
+    build,
+    config_of,
+    head_dim,
+    step_bytes,
+    token_bytes,
+    weight_bytes,
+)
+from rag_windows_eval.files import surroundings
+
+Tell = Callable[[str], None]
+_WARM = 3
+"""Tokens of an answer that is not counted: a prefill and two decode steps."""
+
+
+def check(plan: Plan) -> None:
+    """Refuse with an `InputError` before any work what would fail behind it."""
+    if plan.shape is not None and plan.model is not None:
+        raise InputError("--shape and --model can't both be given. Leave one of them out.")
+    if plan.profile and (plan.questions or plan.against or plan.llama_bench):
+        raise InputError(
+            "--profile can't be combined with --questions, --against or --llama-bench. Leave "
+            "them out."
+        )
+    config = config_of(plan)
+    for method in (plan.method, *(plan.against or ())):
+        resolve(method)
+    if unknown := [way for way in plan.way or () if way not in WAYS]:
+        raise InputError(f"--way must be one of {list(WAYS)}, not {unknown[0]!r}.")
+    if plan.context % plan.window:
+        raise InputError(
+            f"--context {plan.context} can't be divided into windows of {plan.window} tokens. Use "
+            "a multiple of --window."
+        )
+    positions = getattr(config, "max_position_embeddings", None)
+    whole = plan.context + PREFIX_TOKENS + QUERY_TOKENS + plan.new_tokens
+    if plan.model is not None and positions is not None and whole > positions:
+        raise InputError(
+            f"{plan.model} has {positions} positions, but one prompt over {plan.context} tokens, "
+            f"as transformers reads it, takes {whole}. Use a smaller --context."
+        )
+    if plan.llama_bench:
+        llama_cpp.check(plan.llama_bench, config, plan.device)
+
+
+def wrapped(plan: Plan) -> WindowedLM:
+    """The model, with its tokenizer and method, and without a cache."""
+    model, tokenizer = build(plan)
+    return WindowedLM(model, tokenizer, method=plan.method)
+
+
+def in_turn(names: Iterable[str], rounds: int) -> Iterator[tuple[int, str]]:
+    """Every name in every round, in turns of order: so a noisy machine treats them alike."""
+    order = list(names)
+    for number in range(rounds):
+        for name in order if number % 2 == 0 else reversed(order):
+            yield number, name
+
+
+def run(plan: Plan, command: str, tell: Tell = lambda _: None) -> Result:
+    """Make the model, measure the machine, and time everything that is planned."""
+    lm = wrapped(plan)
+    rate = measure_rate(lm.model.device)
+    asked = Texts(lm, plan.context, plan.window).workload()
+    rows, told = measure_rows(plan, lm, asked, rate, tell)
+    return Result(
+        format=4,
+        shape=plan.model or plan.shape or DEFAULT,
+        dtype=plan.dtype,
+        machine=machine(plan),
+        roofline={"memory_bytes_per_s": rate},
+        method=describe(resolve(plan.method)),
+        context=plan.context,
+        window=plan.window,
+        prompt_tokens=len(asked.prompt),
+        tokens=plan.new_tokens,
+        baseline=SEQUENTIAL,
+        rows=rows,
+        concurrency=measure_concurrency(plan, lm) if plan.questions else [],
+        llama_cpp=told,
+        command=command,
+        date=datetime.now(UTC).date().isoformat(),
+    )
+
+
+def profiled(plan: Plan) -> str:
+    """Where a decode step's time goes, of each --way; of windows from memory without one."""
+    lm = wrapped(plan)
+    asked = Texts(lm, plan.context, plan.window).workload()
+    texts = []
+    with all_answers(lm, plan) as answers:
+        for name, answer in answers.items():
+            if name in (plan.way or [MEMORY]):
+                if name != SEQUENTIAL:
+                    answer(asked, _WARM, Clock())
+                step = ProfiledStep(lm.model)
+                answer(asked, ProfiledStep.TOKENS, step)
+                texts += [f"### {name}, {plan.context:,} tokens", "", step.markdown(), ""]
+    return "\n".join(texts)
+
+
+def machine(plan: Plan) -> Machine:
+    """Names and versions, and on a CPU whether the kernel in C serves the model."""
+    versions = surroundings()
+    device = versions.pop("machine")
+    versions = {"python": platform.python_version(), **versions}
+    if plan.device == "cpu":
+        size = head_dim(config_of(plan))
+        served = native_kernel(getattr(torch, plan.dtype), size, size) is not None
+        versions["C kernel"] = "compiled" if served else "absent"
+    return Machine(device, torch.get_num_threads(), versions)
+
+
+def measure_rate(device: torch.device) -> float:
+    """Bytes of memory read in a second, the quickest of several times."""
+    numbers = torch.ones(1 << 27, dtype=torch.float32, device=device)
+    numbers.sum()
+    return numbers.nbytes / min(seconds(numbers.sum) for _ in range(5))
+
+
+@dataclass
+class _Times:
+    """Of one row, an entry a round."""
+
+    prefill_s: list[float] = field(default_factory=list)
+    first_s: list[float] = field(default_factory=list)
+    decode_s: list[float] = field(default_factory=list)
+    end_s: list[float] = field(default_factory=list)
+
+    def add(self, prefill_s: float, first_s: float, decode_s: float, end_s: float) -> None:
+        self.prefill_s.append(prefill_s)
+        self.first_s.append(first_s)
+        self.decode_s.append(decode_s)
+        self.end_s.append(end_s)
+
+
+def _cost(name: str, values: dict[str, list[float]]) -> list[float]:
+    """What citations cost in each round: a value by that of the same without them."""
+    return [
+        with_them / without
+        for with_them, without in zip(values[name], values.get(name + UNCITED, ()), strict=False)
+    ]
+
+
+def measure_rows(
+    plan: Plan, lm: WindowedLM, asked: Workload, rate: float, tell: Tell
+) -> tuple[list[Row], list[dict[str, Any]]]:
+    """One question at a time, and what each llama.cpp says of itself.
+
+    Before the rounds everything answers once with a few tokens, so that nothing is compiled or
+    loaded in them: windows the whole question, one prompt and llama.cpp, which take long, less.
+    """
+    with ExitStack() as stack:
+        answers = stack.enter_context(all_answers(lm, plan))
+        rivals = _rivals(plan, lm, stack)
+        for name, answer in answers.items():
+            answer(asked.shortened(1) if name == SEQUENTIAL else asked, _WARM, Clock())
+        told = [rival.about() for rival in rivals.values()]
+        took = {name: _Times() for name in (*answers, *rivals)}
+        for number, name in in_turn(took, plan.rounds):
+            if name in rivals:
+                behind = plan.new_tokens - 1
+                first, step = rivals[name].seconds(len(asked.prompt), behind)
+                took[name].add(first, first, step, first + behind * step)
+            else:
+                clock = Clock()
+                answers[name](asked, plan.new_tokens, clock)
+                took[name].add(clock.prefill_s, clock.stamps[0], clock.decode_s, clock.end_s)
+            tell(f"{name}, round {number + 1} of {plan.rounds}")
+        peaks = {
+            name: _peak(plan, name, partial(answer, asked, 2, Clock()), tell)
+            for name, answer in answers.items()
+            if plan.memory and name in (SEQUENTIAL, COLD)
+        }
+    prompt, steps = len(asked.prompt), {name: own.decode_s for name, own in took.items()}
+    rows = [
+        Row(
+            name=name,
+            prefill_s=own.prefill_s,
+            first_s=own.first_s,
+            decode_s=own.decode_s,
+            end_s=own.end_s,
+            citations_cost=_cost(name, steps),
+            roofline_decode_s=step_bytes(lm.model, prompt) / rate,
+            peak_bytes=peaks.get(name),
+            kv_bytes=prompt * token_bytes(lm.model),
+            weight_bytes=weight_bytes(lm.model),
+        )
+        for name, own in took.items()
+    ]
+    return rows, told
+
+
+def _rivals(plan: Plan, lm: WindowedLM, stack: ExitStack) -> dict[str, llama_cpp.LlamaBench]:
+    """Each --llama-bench by its name, with the model's weights in a file that goes in the end."""
+    programs = plan.llama_bench or []
+    if not programs:
+        return {}
+    folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="rag-windows-bench-"))
+    weights = Path(folder) / "model.gguf"
+    llama_cpp.write_gguf(lm.model, weights)
+    rivals: dict[str, llama_cpp.LlamaBench] = {}
+    for given in programs:
+        command = llama_cpp.split(given)
+        name = " ".join([LLAMA_CPP, *command[1:]])
+        name += f" ({len(rivals) + 1})" * (name in rivals)
+        rivals[name] = llama_cpp.LlamaBench(command, weights, torch.get_num_threads())
+    return rivals
+
+
+def measure_concurrency(plan: Plan, lm: WindowedLM) -> list[Concurrency]:
+    """Answer questions one by one and together, in turn; their windows are in memory before."""
+    questions = plan.questions or 0
+    asked = Texts(lm, plan.context, plan.window).sharing(questions)
+    with warm_cache(plan, lm) as cache:
+        warm = lm.with_cache(cache)
+
+        def requests(citations: bool, tokens: int = plan.new_tokens) -> list[dict[str, Any]]:
+            return [
+                {
+                    **{"query": one.question, "passages": one.passages, "prefix": one.system},
+                    **{"citations": citations, **greedy(tokens)},
+                }
+                for one in asked
+            ]
+
+        def alone(citations: bool) -> None:
+            for one in requests(citations):
+                warm.generate(**one)
+
+        def together(citations: bool) -> None:
+            warm.generate_batch(requests(citations), max_rows=questions)
+
+        # What is with and without citations follows each other.
+        answers = {
+            ALONE: partial(alone, True),
+            ALONE + UNCITED: partial(alone, False),
+            TOGETHER: partial(together, True),
+            TOGETHER + UNCITED: partial(together, False),
+        }
+        took: dict[str, list[float]] = {name: [] for name in answers}
+        for one in requests(True, _WARM):
+            warm.generate(**one)
+        for citations in (True, False):
+            warm.generate_batch(requests(citations, _WARM), max_rows=questions)
+        for _, name in in_turn(answers, plan.rounds):
+            took[name].append(seconds(answers[name]))
+    return [Concurrency(questions, name, own, _cost(name, took)) for name, own in took.items()]
+
+
+def _peak(plan: Plan, way: str, work: Callable[[], object], tell: Tell) -> int | None:
+    """Bytes at the peak of one way; None where it could not be measured."""
+    if plan.device != "cpu":
+        return peak_bytes(work, plan.device)
+    try:
+        # A process of its own: memory that other ways freed would hide a part of it.
+        with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+            return pool.submit(peak_apart, plan, way, torch.get_num_threads()).result()
+    except (OSError, RuntimeError, MemoryError) as error:
+        tell(f"Peak memory of {way} was not measured: {error}")
+        return None
+
+
+def peak_apart(plan: Plan, name: str, threads: int) -> int | None:
+    """Make the model and answer once; for a process that does nothing else."""
+    torch.set_num_threads(threads)
+    lm = wrapped(plan)
+    asked = Texts(lm, plan.context, plan.window).workload()
+    with new_cache() as cache:
+        answer = plain(lm.model) if name == SEQUENTIAL else cold(lm, cache)
+        answer(asked.shortened(1), _WARM, Clock())
+        return peak_bytes(partial(answer, asked, 2, Clock()), "cpu")
+
+
+def peak_bytes(work: Callable[[], object], device: str) -> int | None:
+    """Bytes that a run needed at its peak beside those in use before it.
+
+    On the CPU resident memory, or None where the kernel does not tell it; only Linux does.
+    """
+    if device != "cpu":
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        allocated = torch.cuda.memory_allocated()
+        work()
+        torch.cuda.synchronize()
+        return torch.cuda.max_memory_allocated() - allocated
+    gc.collect()
+    # Freed memory goes back, so that it can't be used again unseen; glibc alone can do that.
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
+    try:
+        # The largest resident size becomes today's.
+        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+        before = _kilobytes("VmRSS")
+        work()
+        return (_kilobytes("VmHWM") - before) * 1024
+    except OSError:
+        return None
+
+
+def _kilobytes(name: str) -> int:
+    lines = Path("/proc/self/status").read_text(encoding="ascii", errors="replace").splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(f"{name}:"))

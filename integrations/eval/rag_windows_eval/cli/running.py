@@ -1,0 +1,326 @@
+"""One run from a task and its arms to the figures, and reports of runs that are done."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import re
+import shlex
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+from urllib.parse import quote
+
+import typer
+from pydantic import BaseModel
+
+from rag_windows import cli
+from rag_windows.calibration import Profile
+from rag_windows.cli import (
+    EXIT_ERROR,
+    RayOptions,
+    SearchOptions,
+    fleet_options,
+    loaded_model,
+    progress,
+    tell,
+)
+from rag_windows.errors import DataError, InputError, RagWindowsError
+from rag_windows.methods import METHODS, names_in, resolve
+from rag_windows_eval import chatrag, icl, inscit, report
+from rag_windows_eval import run as runs
+from rag_windows_eval.connected import ConnectedTask
+from rag_windows_eval.files import read, write_whole
+from rag_windows_eval.long import LongTask
+from rag_windows_eval.passages import PassagesTask
+from rag_windows_eval.summary import as_json, summarise
+from rag_windows_eval.task import Example, Record, Task
+
+if TYPE_CHECKING:
+    from rag_windows import WindowedLM
+    from rag_windows_eval.cli.app import Asking
+
+
+ALL = "all"
+"""What stands for every method in --methods."""
+
+_WITHOUT_DATA: Mapping[str, Callable[..., Task]] = {
+    "long": LongTask.open,
+    "connected": ConnectedTask.open,
+}
+"""Tasks that need no file of the user's."""
+
+_OF_A_FILE: Mapping[str, Callable[..., Task]] = {
+    "inscit": inscit.InscitTask.read,
+    "chatrag": chatrag.ChatRagTask.read,
+}
+"""Tasks that a file of the user's holds."""
+
+
+class Source(BaseModel):
+    """What a command was told about its data; no setting of the run, as files may move."""
+
+    kind: Literal["inscit", "chatrag", "icl", "long", "connected", "passages"]
+    data: str | None
+    limit: int | None
+    options: dict[str, Any]
+    command: str
+
+    def task(self) -> Task:
+        """Read the data; ``options`` are those of this kind's reader."""
+        with progress("Reading the data"):
+            if self.kind == "icl":
+                return icl.IclTask.open(str(self.data), texts=self.limit, **self.options)
+            if self.kind == "passages":
+                # A question is asked once for each number of passages.
+                return PassagesTask.read(str(self.data), questions=self.limit, **self.options)
+            if self.kind in _WITHOUT_DATA:
+                task = _WITHOUT_DATA[self.kind](**self.options)
+            else:
+                task = _OF_A_FILE[self.kind](str(self.data), **self.options)
+        if self.limit is None or self.limit >= len(task.examples):
+            return task
+        settings = {**task.settings, "limit": self.limit}
+        return replace(task, examples=task.examples[: self.limit], settings=settings)
+
+
+def compared(asking: Asking, depths: Sequence[int | None]) -> tuple[runs.Arm, ...]:
+    """Each method at each depth, with the profile's numbers for those of its name without any."""
+    names = names_in(asking.methods)
+    if names == [ALL]:
+        names = [runs.BASE, *(name for name in METHODS if name != runs.BASE)]
+    chosen = [(name, resolve(name)) for name in names]
+    if asking.profile is not None:
+        found = Profile.load(asking.profile).method
+        if found.name not in names:
+            raise InputError(
+                f"--profile holds numbers of the method {found.name}. Add this method to --methods."
+            )
+        chosen = [(name, found if name == found.name else method) for name, method in chosen]
+    return runs.arms(chosen, depths)
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """A dataset that is ready to be asked, with all that its answers depend on but the model."""
+
+    source: Source
+    task: Task
+    arms: tuple[runs.Arm, ...]
+    search: runs.Search
+    generating: runs.Generating
+
+    @classmethod
+    def of(
+        cls,
+        asking: Asking,
+        source: Source,
+        depths: Sequence[int | None],
+        searching: Mapping[str, Any],
+    ) -> Evaluation:
+        """Of what a command was told; reads the data."""
+        arms, task, search = compared(asking, depths), source.task(), runs.Search(**searching)
+        if missing := getattr(task, "unfound", 0):
+            tell(
+                f"Note: {missing} evidence passages are not in the corpus, so no retriever "
+                "can find them."
+            )
+        if isinstance(task, icl.IclTask):
+            for arm in arms:
+                task.shown(arm.top_k)
+        generating = runs.Generating.of(task, asking.system, asking.max_new_tokens, asking.seed)
+        return cls(source, task, arms, search, generating)
+
+    @property
+    def answerer(self) -> runs.Answerer:
+        """What answers the task's questions."""
+        if isinstance(self.task, icl.IclTask):
+            return functools.partial(self.task.answer, self.generating.prefix)
+        return self.generating.answer
+
+    def manifest(self, model: runs.Described) -> runs.Manifest:
+        """Of a run with this model."""
+        settings = self.search.settings
+        return runs.Manifest.of(model, self.task, self.arms, settings, self.generating)
+
+    def ranking(self, folder: runs.RunFolder) -> runs.Ranking:
+        """What finds the passages of an example."""
+        with progress("Embedding passages") as counted:
+            return self.search.over(self.task, folder.path / runs.INDEX, counted)
+
+    def answer(
+        self,
+        folder: runs.RunFolder,
+        ask: Asks,
+        ranking: runs.Ranking,
+        examples: Sequence[Example] | None = None,
+    ) -> list[Record]:
+        """Ask what the folder lacks, of all examples or of those that are given, which are timed.
+
+        Returns records without an answer.
+        """
+        write_whole(folder.path / runs.SOURCE, self.source.model_dump_json(indent=2) + "\n")
+        task, answerer, what = self.task, self.answerer, "Answering"
+        if examples is not None:
+            task, what = replace(task, examples=examples), "Measuring"
+            answerer = functools.partial(runs.timed, answerer)
+        batch = icl.BATCH if isinstance(self.task, icl.IclTask) else 1
+        with progress(what) as counted:
+            run = runs.Run(task, self.arms, ranking, folder, ask(answerer), batch)
+            return run.answer(counted)
+
+    def score(self, folder: runs.RunFolder) -> tuple[report.ReportedRun, dict[str, Any]]:
+        """Score what a folder holds, and write all that follows from it; also where it is."""
+        path = folder.path
+        with progress("Scoring"):
+            summary = summarise(self.task, folder)
+            write_whole(path / runs.SCORES, json.dumps(as_json(summary), indent=1) + "\n")
+            predictions = {
+                arm.name: str(_predictions(folder, self.task, arm.name)) for arm in self.arms
+            }
+            one = report.ReportedRun(self.task, folder, summary, self.source.command)
+            reports = report.write_report([one], path)
+        files = {
+            "folder": str(path),
+            "scores": str(path / runs.SCORES),
+            "predictions": predictions,
+            "report": [str(one) for one in reports],
+        }
+        return one, files
+
+
+Asks = Callable[[runs.Answerer], runs.Asking]
+"""Has a model, or several, ask by an answerer."""
+
+
+@contextmanager
+def models(asking: Asking, over: RayOptions) -> Iterator[tuple[runs.Described, Asks]]:
+    """What the model is, and what asks it: here, or in the processes of a cluster."""
+    if asking.out is not None:  # told before gigabytes are loaded
+        with runs.locked(asking.out):
+            pass
+    if not over.wanted:
+        with loaded_model(asking) as lm:
+            yield runs.Described.of(lm), functools.partial(runs.asking_one, lm)
+        return
+    made = fleet_options(SearchOptions(), asking, cache_memory=asking.cache_memory, **over.size)
+    from rag_windows_server.fleet import data
+    from rag_windows_server.fleet.cluster import cluster
+
+    with cluster(over.ray, made.replicas, made.cpus_per_replica):
+        loaded = data.Models(made)
+        with progress(f"Loading {asking.name}"):
+            first, *others = loaded.each(runs.Described.of)
+        if different := [one for one in others if one.settings != first.settings]:
+            told = "; ".join(runs.differences(first.settings, different[0].settings))
+            raise InputError(
+                f"The machines of the cluster have different models: {told}. Give all of them the "
+                "same files."
+            )
+
+        def ask(answerer: runs.Answerer) -> runs.Asking:
+            return functools.partial(loaded.map, functools.partial(_answered, answerer))
+
+        yield first, ask
+
+
+def _answered(
+    answerer: runs.Answerer, lm: WindowedLM, block: runs.Block
+) -> list[Sequence[runs.Answered]]:
+    return list(runs.answers(lm, answerer, block))
+
+
+def evaluate(
+    asking: Asking,
+    over: RayOptions,
+    kind: Any,
+    data: str | None,
+    arms_read: Sequence[int | None],
+    searching: dict[str, Any],
+    **chosen: Any,
+) -> None:
+    """Answer what is not answered yet, score and show; ``chosen`` are those of the data."""
+    source = Source(kind=kind, data=data, limit=asking.limit, options=chosen, command=command())
+    one = Evaluation.of(asking, source, arms_read, searching)
+    with models(asking, over) as (model, ask):
+        manifest = one.manifest(model)
+        path = asking.out or default_folder(one.task.name, asking.name, [manifest])
+        with runs.RunFolder.begin(path, manifest, asking.fresh) as folder, going_on(path):
+            failed = one.answer(folder, ask, one.ranking(folder))
+            done, files = one.score(folder)
+    if asking.json:
+        cli.write_json({**as_json(done.summary), "files": files})
+    else:
+        cli.show(f"{report.terminal(done.summary)}\n")
+        cli.show(f"Scores, predictions and report: {path}", "dim")
+    tell_failed(failed)
+
+
+def tell_failed(failed: Sequence[Record]) -> None:
+    """End with an error if there are questions without an answer."""
+    if failed:
+        first = failed[0]
+        tell(
+            f"Error: Missing answers, which count as empty: {len(failed)}, the first "
+            f"{first.key!r} with {first.arm}: {first.error} Run the same command again to ask for "
+            "what is missing."
+        )
+        raise typer.Exit(EXIT_ERROR)
+
+
+def reported(path: Path, data: str | None = None) -> report.ReportedRun:
+    """A run scored again; its data may lie elsewhere now."""
+    folder, source = runs.RunFolder.open(path), read(path / runs.SOURCE).json(Source)
+    source.data = data or source.data
+    task, manifest = source.task(), folder.manifest
+    now = json.loads(json.dumps({"name": task.name, **task.settings}))
+    keys = tuple(one.key for one in task.examples)
+    if keys != manifest.keys or runs.differences(manifest.settings["task"], now):
+        raise DataError(
+            f"The run in {path} used other data than {source.data or 'these'}. Name its data "
+            "file with --data."
+        )
+    return report.ReportedRun(task, folder, summarise(task, folder), source.command)
+
+
+def _predictions(folder: runs.RunFolder, task: Task, arm: str) -> Path:
+    """Write an arm's answers: INSCIT's own format, else a line each."""
+    path = folder.path / runs.PREDICTIONS / quote(arm, safe="@+=")
+    records = folder.records[arm]
+    if isinstance(task, inscit.InscitTask):
+        path = path.with_name(f"{path.name}.json")
+        inscit.write_predictions(path, task.examples, records, task.settings["evidence"])
+    else:
+        path = path.with_name(f"{path.name}.txt")
+        chatrag.write_answers(path, [records[one.key].answer for one in task.examples])
+    return path
+
+
+def default_folder(task: str, model: str, manifests: Sequence[runs.Manifest]) -> Path:
+    """Named by task and model, and by all settings: the same command finds it again."""
+    text = "".join(json.dumps(one.settings, sort_keys=True) for one in manifests)
+    digest = hashlib.sha256(text.encode()).hexdigest()[:8]
+    words = re.sub(r"[^A-Za-z0-9.]+", "-", f"{task}-{Path(model).name}").strip("-.")
+    return Path("runs") / f"{words[:80]}-{digest}"
+
+
+@contextmanager
+def going_on(path: Path) -> Iterator[None]:
+    """Where a run stops before its end, tell that its answers are kept, and how to go on."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        tell(f"Stopped. Finished answers are kept in {path}. Continue with: {command()}")
+        raise typer.Abort from None
+    except RagWindowsError:
+        tell(f"Finished answers are kept in {path}.")
+        raise
+
+
+def command() -> str:
+    """What was typed, but for --fresh, which would begin again."""
+    return shlex.join(["rag-windows", *(word for word in sys.argv[1:] if word != "--fresh")])

@@ -1,0 +1,247 @@
+"""In-context learning: texts to label, behind demonstrations in windows."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from itertools import zip_longest
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, StringConstraints
+
+from rag_windows import Demonstration, WindowedLM
+from rag_windows.errors import DataError, InputError, LimitError
+from rag_windows.icl import Classification, Template
+from rag_windows_eval.files import Name, read, shown
+from rag_windows_eval.run import Answered, Arm, Asked, as_far_as_fits
+from rag_windows_eval.task import (
+    Example,
+    ReadPassage,
+    Record,
+    Reference,
+    Score,
+    Task,
+    digest_of,
+)
+
+BATCH = 32
+"""So many texts are answered in one encoding."""
+
+USUAL = 8
+"""So many windows are filled where nobody says how many, if each gets so many demonstrations."""
+
+
+class Text(BaseModel):
+    """A line of a task's file."""
+
+    id: Name | None = None
+    split: Literal["train", "test"] | None = None
+    text: Annotated[str, StringConstraints(pattern=r"\S")]
+    label: Annotated[Name, StringConstraints(pattern=r"\S")]
+
+
+def from_files(
+    test: Path, demonstrations: Path | None, labels: Sequence[str] | None
+) -> tuple[list[Demonstration], list[Example], list[str], dict[str, Any]]:
+    """What may be shown, what is asked, the labels, and what a manifest keeps of the files.
+
+    One file, whose lines name their split, or two. Labels are by default those that are shown.
+    """
+    train, asked, stamp = list[Demonstration](), list[Example](), {}
+    for part, path in (("demonstrations", demonstrations), ("test", test)):
+        if path is None:
+            continue
+        source, taken = read(path), set[str]()
+        stamp[part] = source.stamp
+        for number, (place, line) in enumerate(source.records(Text), start=1):
+            key = str(number) if line.id is None else line.id
+            if key in taken:
+                raise DataError(f'{place}: the "id" {shown(key)} appears twice. Change one.')
+            taken.add(key)
+            if (line.split or part) == "test":
+                messages = ({"role": "user", "content": line.text},)
+                asked.append(Example(key, messages, (Reference(line.label),), key, (line.label,)))
+            else:
+                train.append(Demonstration(line.text, line.label))
+    if not asked:
+        raise DataError(
+            f'{test}: no line has "split": "test", so there is nothing to ask. Mark the '
+            "lines to ask with it."
+        )
+    told, right = [one.label for one in train], [one.references[0].text for one in asked]
+    known = list(labels or dict.fromkeys(told or right))
+    strange = {*told, *right} - set(known)
+    if len(known) < 2 or strange:
+        raise DataError(
+            f"{test}: {shown(sorted(strange) or known[0])} stands beside the labels {known}; there "
+            "must be two at least, and no others: name all of them with --label."
+        )
+    return train, asked, known, stamp
+
+
+@dataclass(frozen=True, kw_only=True)
+class IclTask(Task):
+    """Texts to label, behind demonstrations in windows.
+
+    An arm's `top_k` is its number of demonstrations; 0 shows none, which is the blind baseline of
+    the model itself. Those of a deeper arm begin with those of a shallower one. Examples bring no
+    passages: the task knows the demonstrations.
+    """
+
+    demonstrations: Sequence[Demonstration]
+    template: Template
+    max_new_tokens: int = 1
+
+    @classmethod
+    def open(
+        cls,
+        task: str,
+        *,
+        demonstrations: str | None = None,
+        template: str | None = None,
+        labels: Sequence[str] | None = None,
+        seed: int = 0,
+        windows: int | None = None,
+        calibrate_with: Sequence[str] = (),
+        texts: int | None = None,
+        **earlier: object,
+    ) -> Self:
+        """A task of a file; the arguments are the command's options.
+
+        ``texts`` is its --limit: so many are asked, drawn with the seed. ``earlier`` are options
+        that older runs noted; where they changed what was asked, the settings are others, too.
+        """
+        demos = Path(demonstrations) if demonstrations else None
+        train, asked, known, stamp = from_files(Path(task), demos, labels)
+        if texts is not None and texts < len(asked):
+            chosen = random.Random(seed).sample(range(len(asked)), texts)
+            asked = [asked[place] for place in sorted(chosen)]
+        form = Template() if template is None else Template(template)
+        counts = Counter(one.references[0].text for one in asked)
+        settings = {
+            "data": stamp,
+            "labels": known,
+            "template": asdict(form),
+            "seeds": [seed],
+            "windows": windows,
+            "calibrate_with": list(calibrate_with),
+            "texts": texts,
+            # In percent, of two readers that see no text: one guesses, one always says the same.
+            "baselines": {
+                "chance": round(100 / len(known), 2),
+                "majority": round(100 * max(counts.values()) / len(asked), 2),
+            },
+            # No command changes these.
+            "kind": "classification",
+            "normalize": "sum",
+            "window_tokens": None,
+            "demonstrations": 32,
+            "balanced": True,
+            "choices_as": "text",
+        }
+        return cls(
+            name=Path(task).stem,
+            examples=asked,
+            settings=settings,
+            demonstrations=drawn(train, seed),
+            template=form,
+        )
+
+    def scores(self, examples: Sequence[Example], records: Sequence[Record]) -> list[Score]:
+        """Whether labels are right."""
+        pairs = zip(examples, records, strict=True)
+        right = [100.0 * (record.answer == one.references[0].text) for one, record in pairs]
+        return [Score.mean("accuracy", right)]
+
+    def shown(self, count: int | None) -> Sequence[Demonstration]:
+        """So many demonstrations, in order."""
+        if count is None or count > len(self.demonstrations):
+            raise InputError(
+                f"{count} demonstrations are asked for, and {self.name} has "
+                f"{len(self.demonstrations)}: ask for fewer (--shots), mark lines with "
+                '"split": "train", or give --demos FILE.'
+            )
+        return self.demonstrations[:count]
+
+    def answer(
+        self, prefix: str | None, lm: WindowedLM, arm: Arm, asked: Sequence[Asked]
+    ) -> list[Answered]:
+        """Answer examples by one arm; the passages beside them count for nothing."""
+        texts = [example.question for example, _ in asked]
+        settings, demonstrations = self.settings, self.shown(arm.top_k)
+
+        def label(some: Sequence[Demonstration], windows: int | None) -> list[Classification]:
+            return lm.classify(
+                texts,
+                some,
+                settings["labels"],
+                template=self.template,
+                method=arm.method,
+                prefix=prefix,
+                calibrate_with=settings["calibrate_with"],
+                windows=windows,
+            )
+
+        def ask(some: Sequence[Demonstration]) -> list[Classification]:
+            windows = settings["windows"] or min(USUAL, len(some) // USUAL)
+            try:
+                return label(some, max(1, min(windows, len(some))))
+            except LimitError:
+                if settings["windows"]:
+                    raise
+                # As few as hold them.
+                return label(some, None)
+
+        begun, before = time.perf_counter(), _misses(lm)
+        found, read = as_far_as_fits(arm, demonstrations, ask)
+        seconds = (time.perf_counter() - begun) / len(asked)
+        # The prefix counts as one in the cache.
+        encoded = min(_misses(lm) - before, found[0].windows)
+        named = [self.template.separator.join(map(self.template.show, read))] if read else []
+        made: list[Answered] = []
+        for (example, _), one in zip(asked, found, strict=True):
+            record = Record(
+                key=example.key,
+                arm=arm.name,
+                answer=one.label,
+                finish_reason="chosen",
+                passages=tuple(ReadPassage(digest_of(text), "demonstrations") for text in named),
+                left_out=len(demonstrations) - len(read),
+                # The first of a batch pays for what the others find.
+                windows_encoded=encoded,
+                windows_reused=one.windows - encoded,
+                ttft_s=seconds,
+                total_s=seconds,
+                scores=one.scores,
+                notes=tuple(note.message for note in one.notes),
+            )
+            made.append((record, named))
+            encoded = 0
+        return made
+
+
+def _misses(lm: WindowedLM) -> int:
+    """How many windows the model has encoded so far."""
+    return 0 if lm.cache is None else lm.cache.stats().misses
+
+
+def drawn(texts: Sequence[Demonstration], seed: int) -> list[Demonstration]:
+    """All texts in the order in which they are shown.
+
+    They come in rounds of one text a label, in an order drawn anew for each round, until the
+    labels run out one by one.
+    """
+    rng = random.Random(seed)
+    by_label: dict[str, list[Demonstration]] = {}
+    for one in rng.sample(texts, len(texts)):
+        by_label.setdefault(one.label, []).append(one)
+    made: list[Demonstration] = []
+    # Not in the order of the draw, so that every label leads as often as another.
+    for row in zip_longest(*(by_label[label] for label in sorted(by_label))):
+        found = [one for one in row if one is not None]
+        made += rng.sample(found, len(found))
+    return made

@@ -1,0 +1,370 @@
+"""Questions that bring their passages, in the formats in which people have them.
+
+A file holds one of these, as JSON lines, a JSON list, or (SQuAD) one object, perhaps compressed:
+
+- plain: ``question``, ``answers`` (or ``answer``), ``passages`` of ``text``, ``title``, ``score``
+  and ``right``;
+- lost-in-the-middle's and DPR's: ``question``, ``answers`` (or ``answer``), ``ctxs`` of ``text``,
+  ``title``, ``score``, and ``isgold``, or ``hasanswer`` or ``has_answer``;
+- HotpotQA's and 2WikiMultihopQA's: ``question``, ``answer``, ``context`` as pairs of title and
+  sentences, ``supporting_facts`` as pairs of title and sentence;
+- MuSiQue's: ``question``, ``answer``, ``answer_aliases``, ``paragraphs`` of ``title``,
+  ``paragraph_text`` and ``is_supporting``;
+- SQuAD's: ``data`` of articles; the other paragraphs of an article are what distracts.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+from typing import Annotated, Any, Self
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+from rag_windows.calibration import bag_f1, chatrag_words, contains
+from rag_windows.errors import DataError
+from rag_windows.passage import Passage
+from rag_windows_eval.files import Name, Source, read, validated
+from rag_windows_eval.task import Example, Record, Reference, Score, Task
+
+PREFIX = "Answer the question with a short phrase, using the documents."
+"""What stands before the passages, unless the user gives another instruction."""
+
+NEW_TOKENS = 32
+"""Of an answer, unless the user gives another number."""
+
+
+_SAYS = (
+    r"(?:stat|mention|specif|give|giving|provid|f[oi]u?nd|availab|includ|contain|kn[oe]w|say|have|"
+    r"answer|disclos|indicat|clear)\w*"
+)
+_ABSTAINS = re.compile(
+    rf"(?:\bnot|n't|\bcannot be) (?:\w+ )?{_SAYS}|\bno (?:\w+ )?(?:information|mention|answer)\b"
+    r"|\b(?:unknown|unclear|unable to)\b",
+    re.IGNORECASE,
+)
+"""Says that the passages do not tell."""
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A question with right answers and its passages, the right ones marked."""
+
+    key: str
+    text: str
+    answers: tuple[str, ...]
+    passages: tuple[Passage, ...]
+    right: tuple[bool, ...]
+
+    def reading(self, size: int | None, seed: int, *, without_right: bool = False) -> Example:
+        """So many of its passages: all right ones, then the first of the others, places shuffled.
+
+        The places depend on the question and the seed alone. None reads all passages. Without the
+        right ones, the others are read that stand beside them else.
+        """
+        order = sorted(range(len(self.passages)), key=lambda index: not self.right[index])
+        read = order[: max(size, sum(self.right))] if size is not None else order
+        if without_right:
+            read = [index for index in read if not self.right[index]]
+        random.Random(f"{seed}/{self.key}/{size}").shuffle(read)
+        named = [replace(self.passages[at], id=f"{self.key}/{at + 1}") for at in read]
+        right = [one.id for one, at in zip(named, read, strict=True) if self.right[at]]
+        return Example(
+            key=self.key if size is None else f"{self.key}/{size}",
+            messages=({"role": "user", "content": self.text},),
+            references=tuple(map(Reference, self.answers)),
+            group=self.key,
+            kinds=() if size is None else (f"{size} passages",),
+            passages=tuple(named),
+            details={"right": right},
+        )
+
+
+class PassagesTask(Task):
+    """A file of questions that bring their passages, ready to be asked."""
+
+    @classmethod
+    def read(
+        cls,
+        path: str,
+        *,
+        sizes: Sequence[int | None] = (None,),
+        seed: int = 0,
+        questions: int | None = None,
+        without_right: bool = False,
+    ) -> Self:
+        """Read a file of one of the formats.
+
+        Args:
+            path: the file.
+            sizes: numbers of passages to read; None for all that a question has. A question with
+                fewer is read with all of them.
+            seed: of the places of the passages.
+            questions: how many to take, from the first on; None for all.
+            without_right: leave out the passages that are marked as right, so that a good answer
+                says that they do not tell.
+
+        Raises:
+            DataError: naming the line and the field that is wrong.
+        """
+        source = read(path)
+        found = list(islice(questions_of(source), questions))
+        if not found:
+            raise DataError(f"{path} holds no questions. Give a file that does.")
+        if without_right and (plain := next((one for one in found if not any(one.right)), None)):
+            raise DataError(
+                f"{path}: no passage of question {plain.key!r} is marked as right, so none can be "
+                "left out. Mark them, or leave --without-right out."
+            )
+        examples = [
+            one.reading(size, seed, without_right=without_right) for one in found for size in sizes
+        ]
+        return cls(
+            name=f"passages/{Path(path).name.partition('.')[0]}",
+            examples=examples,
+            settings={
+                "data": source.stamp,
+                "sizes": list(sizes),
+                "seed": seed,
+                "questions": questions,
+                "without_right": without_right,
+            },
+            prefix=PREFIX,
+            max_new_tokens=NEW_TOKENS,
+        )
+
+    def scores(self, examples: Sequence[Example], records: Sequence[Record]) -> list[Score]:
+        """Whether answers are right, and whether citations are.
+
+        "contains" is whether the answer holds the words of a right one in a row, "exact" whether it
+        has no other words, "f1" the best F1 of words with a right one; case, punctuation and
+        articles never count. "not_mentioned" is whether the answer is empty or says that the
+        passages do not tell. "cites_right" is whether the passage with the largest citation is a
+        right one, "cites_right_if_right" the same of answers that contain a right one; both count
+        only questions whose right passages are marked.
+        """
+        found: dict[str, list[float | None]] = {name: [] for name in _METRICS}
+        for example, record in zip(examples, records, strict=True):
+            said, rights = record.answer, [one.text for one in example.references]
+            words = chatrag_words(said)
+            held = any(contains(said, right) for right in rights)
+            found["contains"].append(100.0 * held)
+            found["exact"].append(100.0 * any(words == chatrag_words(right) for right in rights))
+            f1 = max(bag_f1(words, chatrag_words(right)) for right in rights)
+            found["f1"].append(100.0 * f1)
+            found["not_mentioned"].append(100.0 * (not words or bool(_ABSTAINS.search(said))))
+            cited = max(
+                (one for one in record.passages if one.mass),
+                key=lambda one: one.mass or 0.0,
+                default=None,
+            )
+            marked = example.details["right"]
+            cites = 100.0 * (cited is not None and cited.id in marked) if marked else None
+            measured = any(one.mass is not None for one in record.passages)
+            found["cites_right"].append(cites if measured else None)
+            found["cites_right_if_right"].append(cites if measured and held else None)
+        return [Score.mean(name, values) for name, values in found.items()]
+
+
+_METRICS = ("contains", "exact", "f1", "not_mentioned", "cites_right", "cites_right_if_right")
+
+
+class _Row(BaseModel):
+    """What all formats have in common."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    question: str
+    answer: str | list[str] | None = None
+    answers: str | list[str] | None = None
+    answer_aliases: list[str] = []
+    id: Name | None = None
+
+    @property
+    def rights(self) -> tuple[str, ...]:
+        """Right answers and what else they are called, each once."""
+        given = self.answers if self.answers is not None else self.answer
+        listed = [given] if isinstance(given, str) else given or []
+        every = [*listed, *self.answer_aliases]
+        return tuple(dict.fromkeys(one for one in every if one.strip()))
+
+    @abstractmethod
+    def marked(self) -> list[tuple[Passage, bool]]:
+        """Its passages, and whether each is a right one."""
+
+
+_Number = Annotated[
+    float | None, BeforeValidator(lambda one: float(one) if isinstance(one, str) else one)
+]
+"""DPR writes scores as strings."""
+
+
+class _Given(BaseModel):
+    model_config = ConfigDict(extra="ignore")
+
+    text: str
+    title: str | None = None
+    score: _Number = None
+    right: bool | None = None
+    isgold: bool | None = None
+    hasanswer: bool | None = None
+    has_answer: bool | None = None
+
+    @property
+    def passage(self) -> Passage:
+        """Itself."""
+        return Passage(self.text, title=self.title or None, score=self.score)
+
+
+class _Plain(_Row):
+    passages: list[_Given]
+
+    def marked(self) -> list[tuple[Passage, bool]]:
+        return [(one.passage, bool(one.right)) for one in self.passages]
+
+
+class _Contexts(_Row):
+    ctxs: list[_Given]
+
+    def marked(self) -> list[tuple[Passage, bool]]:
+        gold = any(one.isgold for one in self.ctxs)
+        return [
+            (one.passage, bool(one.isgold if gold else one.hasanswer or one.has_answer))
+            for one in self.ctxs
+        ]
+
+
+class _Columns(BaseModel):
+    title: list[str]
+    sentences: list[list[str]] = []
+
+
+class _Facts(_Row):
+    id: Name | None = Field(None, alias="_id")
+    # The Hub has them as columns.
+    context: list[tuple[str, list[str]]] | _Columns
+    supporting_facts: list[tuple[str, int]] | _Columns
+
+    def marked(self) -> list[tuple[Passage, bool]]:
+        given, facts = self.context, self.supporting_facts
+        if isinstance(given, _Columns):
+            given = list(zip(given.title, given.sentences, strict=True))
+        right = set(facts.title) if isinstance(facts, _Columns) else {title for title, _ in facts}
+        return [
+            (Passage(_paragraph(sentences), title=title), title in right)
+            for title, sentences in given
+        ]
+
+
+def _paragraph(sentences: Sequence[str]) -> str:
+    """Sentences as one text; HotpotQA's bring the blank between them, 2WikiMultihopQA's do not."""
+    spaced = any(one[:1].isspace() for one in sentences[1:])
+    return ("" if spaced else " ").join(sentences).strip()
+
+
+class _Paragraph(BaseModel):
+    title: str | None = None
+    paragraph_text: str
+    is_supporting: bool = False
+
+
+class _Paragraphs(_Row):
+    paragraphs: list[_Paragraph]
+
+    def marked(self) -> list[tuple[Passage, bool]]:
+        return [
+            (Passage(one.paragraph_text, title=one.title), one.is_supporting)
+            for one in self.paragraphs
+        ]
+
+
+_FORMATS: Mapping[str, type[_Row]] = {
+    "passages": _Plain,
+    "ctxs": _Contexts,
+    "context": _Facts,
+    "paragraphs": _Paragraphs,
+}
+"""By the field that has the passages."""
+
+
+class _Text(BaseModel):
+    text: str
+
+
+class _Asked(BaseModel):
+    id: Name
+    question: str
+    answers: list[_Text] = []
+
+
+class _Context(BaseModel):
+    context: str
+    qas: list[_Asked]
+
+
+class _Article(BaseModel):
+    title: str | None = None
+    paragraphs: list[_Context]
+
+
+class _Squad(BaseModel):
+    data: list[_Article]
+
+    def questions(self) -> Iterator[Question]:
+        """Those that have an answer; the paragraphs that follow theirs come first, in a ring."""
+        for article in self.data:
+            texts = [one.context for one in article.paragraphs]
+            title = article.title and article.title.replace("_", " ")
+            for at, paragraph in enumerate(article.paragraphs):
+                ring = dict.fromkeys([*texts[at:], *texts[:at]])
+                passages = tuple(Passage(text, title=title) for text in ring)
+                for one in paragraph.qas:
+                    answers = tuple(dict.fromkeys(a.text for a in one.answers if a.text.strip()))
+                    if answers:
+                        right = (True, *[False] * (len(passages) - 1))
+                        yield Question(one.id, one.question, answers, passages, right)
+
+
+def questions_of(source: Source) -> Iterator[Question]:
+    """The questions of a file, whichever of the formats it has.
+
+    Raises:
+        DataError: naming the place of what is wrong.
+    """
+    if _is_squad(source.text):
+        yield from source.json(_Squad).questions()
+        return
+    keys = set[str]()
+    for number, (place, row) in enumerate(source.records(dict[str, Any]), start=1):
+        kind = next((kind for field, kind in _FORMATS.items() if field in row), None)
+        if kind is None:
+            raise DataError(
+                f"{place}: The question brings no passages. Give it one of the fields "
+                f"{', '.join(_FORMATS)}."
+            )
+        read_row = validated(kind, json.dumps(row), place)
+        marked = read_row.marked()
+        if not read_row.rights or not marked:
+            lacks = "passages" if read_row.rights else "right answer"
+            raise DataError(f"{place}: The question has no {lacks}. Add one, or leave it out.")
+        key = read_row.id if read_row.id is not None and read_row.id not in keys else str(number)
+        keys.add(key)
+        passages, right = zip(*marked, strict=True)
+        yield Question(key, read_row.question, read_row.rights, passages, right)
+
+
+def _is_squad(text: str) -> bool:
+    """Whether the file is one object with articles, and no JSON lines."""
+    if not text.lstrip().startswith("{"):
+        return False
+    try:
+        whole = json.loads(text)
+    except ValueError:
+        return False
+    return isinstance(whole.get("data"), list)

@@ -1,0 +1,593 @@
+"""A run: what it compares, its folder, and how it is asked so that it may stop at any time."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+import pandas as pd
+from filelock import FileLock, Timeout
+from pydantic import BaseModel
+
+from rag_windows import Generation, Passage, WindowedLM
+from rag_windows.calibration import ModelFingerprint
+from rag_windows.errors import (
+    DataError,
+    InputError,
+    LimitError,
+    MissingExtraError,
+    ModelError,
+    RagWindowsError,
+)
+from rag_windows.integration import tokenizer_fingerprint
+from rag_windows.methods import Method, describe, plain
+from rag_windows.request import in_order
+from rag_windows_eval.files import (
+    add_lines,
+    cut_torn,
+    read,
+    read_lines,
+    shown,
+    surroundings,
+    write_whole,
+)
+from rag_windows_eval.task import Example, Line, ReadPassage, Record, Task, digest_of, line_of
+
+if TYPE_CHECKING:
+    from rag_windows_retrievers import Encoder, Retriever
+
+R = TypeVar("R")
+T = TypeVar("T")
+
+BASE = "sequential"
+"""The method that others are compared with, where it was run at the same depth."""
+
+MANIFEST, RECORDS, PASSAGES = "manifest.json", "records.jsonl", "passages.jsonl"
+SOURCE, SCORES, REPORTS = "source.json", "scores.json", ("report.html", "report.md")
+PREDICTIONS, INDEX = "predictions", "index"
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """One column of a comparison: a method, as the user named it, with ``top_k`` passages at most.
+
+    The method is None in a run that was read from its folder, ``top_k`` None for all passages that
+    an example brings.
+    """
+
+    label: str
+    method: Method | None = None
+    top_k: int | None = None
+
+    @property
+    def name(self) -> str:
+        """Unique in a run, such as "ape@20"."""
+        return self.label if self.top_k is None else f"{self.label}@{self.top_k}"
+
+
+def arms(methods: Sequence[tuple[str, Method]], depths: Sequence[int | None]) -> tuple[Arm, ...]:
+    """Each method at each depth, in this order; none of them twice."""
+    made = tuple(Arm(label, method, depth) for depth in depths for label, method in methods)
+    names = [one.name for one in made]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise InputError(f"{twice} is named twice. Name each method once.")
+    return made
+
+
+def base_of(compared: Sequence[Arm], place: int) -> int:
+    """Place of the arm that one is compared with: sequential at its depth, else the first arm."""
+    depth = compared[place].top_k
+    alike = (i for i, one in enumerate(compared) if one.label == BASE and one.top_k == depth)
+    return next(alike, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Described:
+    """What answers a run: a model's settings, and the versions and the machine that it runs on."""
+
+    settings: dict[str, Any]
+    made_with: dict[str, str]
+
+    @classmethod
+    def of(cls, lm: WindowedLM) -> Described:
+        """Of a model that is loaded in this process."""
+        model = ModelFingerprint.of(lm.model)
+        settings = {
+            "name": model.name,
+            "sha256": model.fingerprint,
+            "tokenizer": tokenizer_fingerprint(lm.tokenizer).hex(),
+            "dtype": str(lm.model.dtype).removeprefix("torch."),
+            "header": plain(lm.header),
+            "max_window_tokens": lm.max_window_tokens,
+            "template": {key: plain(one) for key, one in sorted(lm.template_kwargs.items())},
+        }
+        return cls(settings, surroundings())
+
+
+class Manifest(BaseModel, extra="forbid"):
+    """What a run is: a file of its folder.
+
+    ``settings`` are all that the answers depend on; ``made_with`` are versions and machines, an
+    entry for each change of them; ``keys`` are those of all examples in order.
+    """
+
+    format: Literal["rag-windows evaluation run"] = "rag-windows evaluation run"
+    version: Literal[1] = 1
+    settings: dict[str, Any]
+    made_with: tuple[dict[str, str], ...]
+    keys: tuple[str, ...]
+
+    @classmethod
+    def of(
+        cls,
+        model: Described,
+        task: Task,
+        compared: Sequence[Arm],
+        retriever: Mapping[str, Any],
+        generating: Generating,
+    ) -> Manifest:
+        """Of a run that is about to begin; ``retriever`` tells how passages are ranked."""
+        keys = [example.key for example in task.examples]
+        settings = {
+            "task": {**task.settings, "name": task.name},
+            "examples": {
+                "count": len(keys),
+                "sha256": hashlib.sha256(json.dumps(keys).encode()).hexdigest(),
+            },
+            "model": model.settings,
+            "arms": {
+                arm.name: {"method": arm.method and describe(arm.method), "top_k": arm.top_k}
+                for arm in compared
+            },
+            "retriever": retriever,
+            **asdict(generating),
+        }
+        # Through JSON, so that it equals what will be read back.
+        made = {"settings": settings, "made_with": [model.made_with], "keys": keys}
+        return cls.model_validate_json(json.dumps(made))
+
+    @property
+    def arms(self) -> tuple[Arm, ...]:
+        """The arms, in order; perhaps of methods that are not known here."""
+        return tuple(
+            Arm(name.removesuffix(f"@{one['top_k']}"), top_k=one["top_k"])
+            for name, one in self.settings.get("arms", {}).items()
+        )
+
+
+def differences(there: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """What differs between two settings; of files their digests count, and not their names.
+
+    Of conditions that were added or removed, their names are enough.
+    """
+    if (before := there.get("arms", {})) != (after := now.get("arms", {})):
+        rest = differences({**there, "arms": {}}, {**now, "arms": {}})
+        if before.keys() != after.keys():
+            return [f"it compares {_some(before)}, and this command {_some(after)}", *rest]
+        both = {"arms": before}, {"arms": after}
+        return [*_differences(*both), *rest]
+    return _differences(there, now)
+
+
+def _some(names: Iterable[str]) -> str:
+    """Names in a sentence, of many the first ones."""
+    first, more = list(names)[:5], len(list(names)) - 5
+    return ", ".join(first) + (f" and {more} more" if more > 0 else "")
+
+
+def _differences(there: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    old, new = (pd.json_normalize(one).to_dict("records")[0] for one in (there, now))
+    return [
+        f"{name} is {shown(old.get(name))} there and {shown(new.get(name))} now"
+        for name in dict.fromkeys([*old, *new])
+        if old.get(name) != new.get(name) and not name.endswith(".file")
+    ]
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Make a folder, if it is missing, and be the only one that writes there; never waits."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(folder / ".lock").acquire(timeout=0)
+    except (OSError, Timeout) as error:
+        raise InputError(
+            f"{folder} can't be created or locked ({error}). Wait for the process that writes to "
+            "it, or name another folder with --out."
+        ) from error
+    with lock:
+        yield
+
+
+class RunFolder:
+    """What a run has kept.
+
+    ``records`` are by arm and example's key, of several the last one; ``texts`` by their digests.
+    """
+
+    def __init__(self, path: Path, manifest: Manifest) -> None:
+        self.path, self.manifest = path, manifest
+        self.texts: dict[str, str] = {}
+        self.records: dict[str, dict[str, Record]] = {arm.name: {} for arm in manifest.arms}
+        for place, found in read_lines(path / RECORDS, Line):
+            if not isinstance(found, Record):
+                continue
+            if found.arm not in self.records:
+                raise DataError(
+                    f'{place}: "arm" is {shown(found.arm)}, which is not in the run\'s manifest. '
+                    "Name another folder with --out."
+                )
+            self.records[found.arm][found.key] = found
+        for place, one in read_lines(path / PASSAGES, dict[str, str]):
+            text = one.get("passage", "")
+            if one.get("text") != digest_of(text):
+                raise DataError(
+                    f"{place}: the passage was changed since the run began. Start again "
+                    "in another folder."
+                )
+            self.texts[digest_of(text)] = text
+
+    @classmethod
+    def open(cls, path: str | Path) -> RunFolder:
+        """Read a run, also one that is being written; nothing is changed."""
+        return cls(Path(path), read(Path(path) / MANIFEST).json(Manifest))
+
+    @classmethod
+    @contextmanager
+    def begin(cls, folder: Path, manifest: Manifest, fresh: bool = False) -> Iterator[RunFolder]:
+        """Go on with a run, or begin it; locks the folder.
+
+        With ``fresh``, what an earlier run left here is removed; other files stay.
+        """
+        with locked(folder):
+            known = (folder / MANIFEST).is_file()
+            if not known and (folder / RECORDS).exists():
+                raise InputError(
+                    f"{folder} holds {RECORDS} but no {MANIFEST}. Name another folder with --out."
+                )
+            if known and fresh:
+                _remove_run(folder)
+            elif known:
+                earlier = read(folder / MANIFEST).json(Manifest)
+                if different := differences(earlier.settings, manifest.settings):
+                    raise InputError(
+                        f"{folder} holds a run with other settings: {'; '.join(different)}. "
+                        "Remove it and start again with --fresh, or name another folder with "
+                        "--out."
+                    )
+                if earlier.made_with[-1] == manifest.made_with[0]:
+                    manifest = earlier
+                else:
+                    manifest.made_with = (*earlier.made_with, *manifest.made_with)
+            write_whole(folder / MANIFEST, manifest.model_dump_json(indent=1) + "\n")
+            cut_torn(folder / RECORDS)
+            cut_torn(folder / PASSAGES)
+            yield cls(folder, manifest)
+
+    def add(self, answers: Sequence[Answered]) -> None:
+        """Keep answers, with the passages that they name; they are safe afterwards."""
+        texts = {digest_of(text): text for _, own in answers for text in own}
+        new = {name: text for name, text in texts.items() if name not in self.texts}
+        added = [{"text": name, "passage": text} for name, text in new.items()]
+        add_lines(self.path / PASSAGES, added)
+        self.texts |= new
+        add_lines(self.path / RECORDS, [line_of(record) for record, _ in answers])
+        for record, _ in answers:
+            self.records[record.arm][record.key] = record
+
+
+def _remove_run(folder: Path) -> None:
+    """Remove what a run has written, and nothing else."""
+    shutil.rmtree(folder / PREDICTIONS, ignore_errors=True)
+    shutil.rmtree(folder / INDEX, ignore_errors=True)
+    # The manifest last, so that a removal that was stopped can be done again.
+    for name in (RECORDS, PASSAGES, SOURCE, SCORES, *REPORTS, MANIFEST):
+        (folder / name).unlink(missing_ok=True)
+
+
+# Which passages an example is read with.
+
+Ranking = Callable[[Example], Sequence[Passage]]
+"""Gives an example's passages, best first."""
+
+TURNS, WEIGHT = 3, 3
+"""Of `last_turns`: how the conversation becomes a query. They stand in the manifest."""
+
+
+@dataclass(frozen=True, slots=True)
+class Search:
+    """How passages are found, at most ``depth`` of them; None for all that are given.
+
+    "gold" and "given" are the example's own passages, "hybrid" is BM25 and dense search by
+    reciprocal rank fusion. Dense search needs an embedder: a sentence-transformers name or folder,
+    or an `Encoder`; of a task without a pool it ranks each example's own passages.
+    """
+
+    kind: Literal["bm25", "dense", "hybrid", "gold", "given"] = "given"
+    depth: int | None = None
+    embedder: Encoder | str | None = None
+
+    def __post_init__(self) -> None:
+        if (self.embedder is None) == (self.kind in ("dense", "hybrid")):
+            raise InputError(
+                f"--retriever {self.kind} does not fit --embedder: dense and hybrid need it (the "
+                "name or folder of a sentence-transformers model), the others take none."
+            )
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What the rankings depend on beside the task, for the manifest."""
+        told: dict[str, Any] = {"retriever": self.kind, "depth": self.depth}
+        if self.kind not in ("gold", "given"):
+            told["query"] = {"turns": TURNS, "weight": WEIGHT}
+        if self.embedder is not None:
+            told["embedder"] = getattr(self.embedder, "name", self.embedder)
+        return told
+
+    def over(
+        self, task: Task, index: Path, progress: Callable[[int, int], None] | None = None
+    ) -> Ranking:
+        """Gives an example's passages, best first, the conversation being the query.
+
+        Vectors are kept in the folder ``index``, so that a run that goes on embeds nothing again.
+        ``progress`` is told how many passages are embedded.
+        """
+        if self.kind in ("gold", "given"):
+            return lambda example: example.passages[: self.depth]
+        from rag_windows_retrievers import (
+            BM25Retriever,
+            ConversationalRetriever,
+            DenseRetriever,
+            HybridRetriever,
+            last_turns,
+        )
+
+        if self.kind == "dense" and self.embedder is not None and not task.pool:
+            return _by_meaning(self.embedder, self.depth)
+        found: list[Retriever] = []
+        if self.kind != "dense":
+            found.append(BM25Retriever(task.pool))
+        if self.embedder is not None and any(index.glob("*.safetensors")):
+            found.append(DenseRetriever.load(index, self.embedder))
+        elif self.embedder is not None:
+            made = DenseRetriever(task.pool, self.embedder, progress=progress)
+            made.save(index)
+            found.append(made)
+        most = self.depth or 0
+        retriever = found[0] if len(found) == 1 else HybridRetriever(found, depth=max(100, most))
+        conversational = ConversationalRetriever(retriever, last_turns(TURNS, weight=WEIGHT))
+        return lambda example: conversational.retrieve(example.conversation, most)
+
+
+def _by_meaning(embedder: Encoder | str, depth: int | None) -> Ranking:
+    """Ranks each example's own passages."""
+    from rag_windows_retrievers import (
+        ConversationalRetriever,
+        DenseRetriever,
+        SentenceEncoder,
+        last_turns,
+    )
+
+    encoder = SentenceEncoder(embedder) if isinstance(embedder, str) else embedder
+    known: DenseRetriever | None = None
+
+    def ranking(example: Example) -> Sequence[Passage]:
+        nonlocal known
+        # The questions of a conversation follow each other, mostly over the same passages.
+        known = DenseRetriever(example.passages, encoder, known=known)
+        asked = ConversationalRetriever(known, last_turns(TURNS, weight=WEIGHT))
+        return asked.retrieve(example.conversation, depth or len(example.passages))
+
+    return ranking
+
+
+# How examples are answered.
+
+Asked = tuple[Example, Sequence[Passage]]
+"""An example with its passages, best first, not more than the arm reads."""
+
+Answered = tuple[Record, Sequence[str]]
+"""An answer's record, with the texts of the passages that it names."""
+
+Answerer = Callable[[WindowedLM, Arm, Sequence[Asked]], list[Answered]]
+"""Answers some examples by one arm; an error of one alone is kept as its record."""
+
+Block = Sequence[tuple[Arm, Sequence[Asked]]]
+"""Some examples, by each arm that shall answer them, in this order."""
+
+Asking = Callable[[Iterable[Block]], Iterable[Sequence[Answered]]]
+"""Answers blocks, in any order and wherever models are; gives what is answered as it comes."""
+
+
+def as_far_as_fits(
+    arm: Arm, items: Sequence[T], ask: Callable[[Sequence[T]], R]
+) -> tuple[R, Sequence[T]]:
+    """An answer over items, and which of them were read.
+
+    Where they are read one after the other, those at the end are left out until the others fit, to
+    a twentieth. Side by side, fewer of them would fit no better.
+    """
+    while True:
+        try:
+            return ask(items), items
+        except LimitError:
+            shorter = items[: -max(1, len(items) // 20)]
+            if arm.method is None or not in_order(arm.method) or not shorter:
+                raise
+            items = shorter
+
+
+@dataclass(frozen=True, slots=True)
+class Generating:
+    """Writes answers freely, with the likeliest token each time; methods may draw by the seed."""
+
+    prefix: str | None
+    max_new_tokens: int
+    seed: int = 0
+
+    @classmethod
+    def of(
+        cls, task: Task, prefix: str | None = None, max_new_tokens: int | None = None, seed: int = 0
+    ) -> Generating:
+        """As the task has it, but for what is given; a prefix of "" is none at all."""
+        chosen = task.prefix if prefix is None else prefix
+        return cls(chosen or None, max_new_tokens or task.max_new_tokens, seed)
+
+    def answer(self, lm: WindowedLM, arm: Arm, asked: Sequence[Asked]) -> list[Answered]:
+        """Answer each example by itself."""
+        return [self._one(lm, arm, *one) for one in asked]
+
+    def _one(
+        self, lm: WindowedLM, arm: Arm, example: Example, passages: Sequence[Passage]
+    ) -> Answered:
+        def ask(some: Sequence[Passage]) -> Generation:
+            asked, options = list(example.messages), asdict(self)
+            return lm.generate(
+                asked, some, method=arm.method, do_sample=False, num_beams=1, **options
+            )
+
+        generation, kept = as_far_as_fits(arm, passages, ask)
+        spans: list[list[tuple[int, int]]] = [[] for _ in kept]
+        for window in generation.windows:
+            spans[window.passage].append((window.start, window.end))
+        # Where attention was not measured, citations are there all the same, and empty.
+        measured = generation.citations if generation.prefix_mass is not None else None
+        masses = {one.passage: one.mass for one in measured or ()}
+        usage = generation.usage
+        record = Record(
+            key=example.key,
+            arm=arm.name,
+            answer=generation.text,
+            finish_reason=generation.finish_reason,
+            passages=tuple(
+                ReadPassage(
+                    *(digest_of(one.text), one.id, one.title, one.score),
+                    mass=masses.get(place),
+                    spans=tuple(spans[place]),
+                )
+                for place, one in enumerate(kept)
+            ),
+            left_out=len(passages) - len(kept),
+            prefix_mass=generation.prefix_mass,
+            query_mass=generation.query_mass,
+            prompt_tokens=usage.prompt_tokens,
+            cached_tokens=usage.cached_tokens,
+            completion_tokens=usage.completion_tokens,
+            windows_encoded=usage.windows - usage.cached_windows,
+            windows_reused=usage.cached_windows,
+            **asdict(generation.timings),
+            notes=tuple(note.message for note in generation.notes),
+        )
+        return record, [passage.text for passage in kept]
+
+
+def answers(lm: WindowedLM, answerer: Answerer, block: Block) -> Iterator[Sequence[Answered]]:
+    """A block's answers by one model; an error of one question is its record.
+
+    What concerns the whole run is raised: a model or a package that can't be used, memory that does
+    not suffice, an interruption.
+    """
+    for arm, asked in block:
+        try:
+            yield answerer(lm, arm, asked)
+        except (ModelError, MissingExtraError):
+            raise
+        except RagWindowsError as error:
+            if len(asked) > 1:
+                yield from answers(lm, answerer, [(arm, [one]) for one in asked])
+            else:
+                yield [_failed(asked[0][0], arm, error)]
+
+
+def timed(answerer: Answerer, lm: WindowedLM, arm: Arm, asked: Sequence[Asked]) -> list[Answered]:
+    """Answer each example with an empty cache, and again with what that left there.
+
+    The second answer only tells the record's ``warm_s``.
+    """
+    made = []
+    for one in asked:
+        if lm.cache is not None:
+            lm.cache.clear()
+        ((record, texts),) = answerer(lm, arm, [one])
+        ((again, _),) = answerer(lm, arm, [one])
+        made.append((replace(record, warm_s=again.ttft_s), texts))
+    return made
+
+
+def asking_one(lm: WindowedLM, answerer: Answerer) -> Asking:
+    """Ask a model in this process, one block after the other."""
+    return lambda blocks: (one for block in blocks for one in answers(lm, answerer, block))
+
+
+def _failed(example: Example, arm: Arm, error: RagWindowsError) -> Answered:
+    return Record(example.key, arm.name, "", error=str(error)), ()
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What has a task's examples answered into a folder.
+
+    All arms answer an example before the next one is asked, so an arm finds in the model's cache
+    what those before it encoded.
+    """
+
+    task: Task
+    arms: Sequence[Arm]
+    ranking: Ranking
+    folder: RunFolder
+    asking: Asking
+    batch: int = 1
+
+    def answer(self, progress: Callable[[int, int], None]) -> list[Record]:
+        """Answer what the folder lacks, and keep each answer as it comes; returns what has none.
+
+        An error of one question is kept as its record, and asked again by the next run. What
+        concerns the whole run is raised, and all that was answered stays: also a full disk.
+        """
+        examples = self.task.examples
+        total = len(examples) * len(self.arms)
+        done = sum(not self._lacks(arm, one) for arm in self.arms for one in examples)
+        progress(done, total)
+
+        def keep(answered: Sequence[Answered]) -> None:
+            nonlocal done
+            self.folder.add(answered)
+            done += len(answered)
+            progress(done, total)
+
+        for answered in self.asking(self._blocks(keep)):
+            keep(answered)
+        records = [self.folder.records[arm.name][one.key] for arm in self.arms for one in examples]
+        return [one for one in records if one.error is not None]
+
+    def _lacks(self, arm: Arm, example: Example) -> bool:
+        record = self.folder.records[arm.name].get(example.key)
+        return record is None or record.error is not None
+
+    def _blocks(self, keep: Callable[[Sequence[Answered]], None]) -> Iterator[Block]:
+        """What is to be asked; examples for which no passages can be found are kept as errors."""
+        for start in range(0, len(self.task.examples), self.batch):
+            some = self.task.examples[start : start + self.batch]
+            lacking = [(arm, [one for one in some if self._lacks(arm, one)]) for arm in self.arms]
+            rankings: dict[str, Sequence[Passage]] = {}
+            for example in some:
+                lack = [arm for arm, own in lacking if example in own]
+                try:
+                    if lack:
+                        rankings[example.key] = self.ranking(example)
+                except (ModelError, MissingExtraError):
+                    raise
+                except RagWindowsError as error:
+                    keep([_failed(example, arm, error) for arm in lack])
+            block = [
+                (arm, [(one, rankings[one.key][: arm.top_k]) for one in own if one.key in rankings])
+                for arm, own in lacking
+            ]
+            if block := [(arm, asked) for arm, asked in block if asked]:
+                yield block

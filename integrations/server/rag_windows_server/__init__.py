@@ -1,0 +1,29 @@
+"""An HTTP server with OpenAI's routes whose answers say which passages they read (extra `server`).
+
+`create_app` makes the ASGI application of a loaded model, `Settings` say what requests may ask for,
+`Keys` who may ask. `rag-windows serve` runs it.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from rag_windows.errors import require
+
+if TYPE_CHECKING:
+    from rag_windows_server.app import create_app
+    from rag_windows_server.keys import Keys, Tenant
+    from rag_windows_server.settings import Settings
+
+__all__ = ["Keys", "Settings", "Tenant", "create_app"]
+
+_HOMES = {"create_app": "app", "Keys": "keys", "Tenant": "keys", "Settings": "settings"}
+
+
+def __getattr__(name: str) -> Any:
+    # On first use: without the extra, what is missing is told with the command that installs it.
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    require("The server", "fastapi", "uvicorn", "openai", "prometheus-client", extra="server")
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

@@ -1,0 +1,530 @@
+"""Questions on their way to the scheduler and answers on their way back; the event loop is free."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import math
+import time
+from collections.abc import AsyncGenerator, Awaitable, Generator, Iterable, Sequence
+from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol, TypeVar
+
+from fastapi import Request
+
+from rag_windows import BatchRequest, Chunk, Generation, InputError, LimitError, Passage, WindowedLM
+from rag_windows.integration import (
+    AnswerReader,
+    Calls,
+    ModelCall,
+    ToolAnswer,
+    answer_record,
+    call_entry,
+    carried,
+    describe,
+    labels_of,
+    logprob_content,
+    one_line,
+    search_text,
+)
+from rag_windows_server.asked import Asked, check_forms
+from rag_windows_server.documents import url_of
+from rag_windows_server.errors import busy, of, refused
+from rag_windows_server.keys import Tenant
+from rag_windows_server.metrics import Metrics
+from rag_windows_server.settings import Settings
+
+_log = logging.getLogger("rag_windows.server")
+
+T = TypeVar("T")
+FinishReason = Literal["stop", "length", "tool_calls"]
+
+
+class Retriever(Protocol):
+    """What finds passages among the server's documents."""
+
+    def retrieve(self, query: str, k: int) -> Sequence[Passage]:
+        """The `k` best ones."""
+
+
+class Remaining:
+    """What a retriever finds, but for passages and documents that were deleted meanwhile.
+
+    Their text stays in the index until the server reads its documents again, at its next start.
+    """
+
+    def __init__(self, retriever: Retriever) -> None:
+        self._retriever = retriever
+        self._deleted: frozenset[str] = frozenset()
+
+    def delete(self, names: Iterable[str]) -> int:
+        """Give no passage with one of these names any more; how many more than before that is.
+
+        0 where the retriever can't list its passages.
+        """
+        before = len(self.passages or ())
+        self._deleted |= frozenset(names)
+        return before - len(self.passages or ())
+
+    @property
+    def passages(self) -> Sequence[Passage] | None:
+        """Those that are left; None if the retriever can't list its own."""
+        own = getattr(self._retriever, "passages", None)
+        return None if own is None else self._left(own)
+
+    def retrieve(self, query: str, k: int) -> Sequence[Passage]:
+        """The `k` best ones of those that are left."""
+        wanted = k
+        while True:
+            found = self._retriever.retrieve(query, wanted)
+            left = self._left(found)
+            if len(left) >= k or len(found) < wanted:
+                return left[:k]
+            wanted *= 2
+
+    def _left(self, found: Sequence[Passage]) -> Sequence[Passage]:
+        gone = self._deleted
+        return [one for one in found if gone.isdisjoint(labels_of(one))] if gone else found
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answered:
+    """One answer.
+
+    Attributes:
+        index: which of the answers to the request.
+        text: for the user; in a stream, what was not streamed yet.
+        reasoning: what the model thought aloud.
+        calls: of tools, in the form of chat completions.
+        generation: usage, timings, notes.
+        citations: of each passage ``index``, ``id``, ``title``, ``place`` (in its document: page,
+            section, part; or None), ``weight`` (its share of the
+            attention) and whether it ``carried`` the answer; of those that the server retrieved
+            ``text`` and ``score``, too, of others the ``metadata`` that came with them.
+        annotations: of those that carried it, ``url``, ``title``, ``start_index``, ``end_index``.
+        rag: method, timings, notes, windows, fallback.
+        logprobs: of each token, in the form of chat completions; None unless they were asked for.
+    """
+
+    index: int
+    text: str
+    reasoning: str
+    calls: list[dict[str, Any]]
+    finish_reason: FinishReason
+    generation: Generation
+    citations: list[dict[str, Any]]
+    annotations: list[dict[str, Any]]
+    rag: dict[str, Any]
+    logprobs: list[dict[str, Any]] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A piece of a stream.
+
+    Attributes:
+        index: of the answer that it belongs to.
+        text: which comes next; empty where nothing has been written yet.
+        answered: with the last piece of an answer, all else.
+        reasoning: which comes next, before the text.
+    """
+
+    index: int
+    text: str
+    answered: Answered | None = None
+    reasoning: str = ""
+
+
+class Line:
+    """A few requests are at work, some more wait in line, and nobody waits for ever.
+
+    Attributes:
+        waiting, working: how many.
+        closed: whether nobody is let in any more.
+    """
+
+    def __init__(self, rows: int, most_waiting: int, wait_s: float) -> None:
+        self._turns = asyncio.Semaphore(rows)
+        self._rows, self._most, self._wait_s = rows, most_waiting, wait_s
+        self._waits: set[asyncio.Timeout] = set()
+        self._usual_s = 1.0
+        self.working = 0
+        self.closed = False
+
+    @property
+    def waiting(self) -> int:
+        """Requests in line."""
+        return len(self._waits)
+
+    def close(self) -> None:
+        """Let nobody in any more, and end the line."""
+        self.closed = True
+        now = asyncio.get_running_loop().time()
+        for wait in self._waits:
+            wait.reschedule(now)
+
+    @asynccontextmanager
+    async def turn(self) -> AsyncGenerator[None]:
+        """Wait for a turn, and have it.
+
+        Raises:
+            ApiError: 429 where the line is full, 503 after too long a wait or at the end.
+        """
+        self._check_open()
+        if self._turns.locked() and self.waiting >= self._most:
+            raise busy(429, "Too many requests are waiting. Try again later.", self._again_after())
+        wait = asyncio.timeout(self._wait_s)
+        try:
+            async with wait:
+                self._waits.add(wait)
+                await self._turns.acquire()
+        except TimeoutError as error:
+            self._check_open()
+            told = f"No turn came within {self._wait_s:g} seconds. Try again later."
+            raise busy(503, told, self._again_after()) from error
+        finally:
+            self._waits.discard(wait)
+        self.working += 1
+        begun = time.monotonic()
+        try:
+            self._check_open()
+            yield
+        finally:
+            self.working -= 1
+            self._usual_s += 0.2 * (time.monotonic() - begun - self._usual_s)
+            self._turns.release()
+
+    def _check_open(self) -> None:
+        if self.closed:
+            raise busy(503, "The server is stopping.", 5)
+
+    def _again_after(self) -> int:
+        """Seconds until somebody who comes now would have a turn."""
+        ahead = (self.waiting + 1) / self._rows
+        return max(1, min(60, math.ceil(ahead * self._usual_s)))
+
+
+async def until_left(request: Request, work: Awaitable[T]) -> T:
+    """Do some work, unless the client leaves before it is done.
+
+    Raises:
+        ClientLeft: it did; the work was cancelled.
+    """
+    task = asyncio.ensure_future(work)
+    left = asyncio.ensure_future(_disconnected(request))
+    try:
+        await asyncio.wait({task, left}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise ClientLeft
+        return task.result()
+    finally:
+        for one in (task, left):
+            one.cancel()
+        # A cancelled task lets go of the model's work before anybody else goes on.
+        await asyncio.gather(task, left, return_exceptions=True)
+
+
+async def _disconnected(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+class ClientLeft(Exception):
+    """Nobody waits for the answer."""
+
+
+class Answering:
+    """Answers questions of all routes with one model.
+
+    Args:
+        lm: the model.
+        settings: the server's.
+        tenants: whose questions come; each has its own part of the passage cache.
+        retriever: of the server's documents, or None.
+        metrics: that are told.
+    """
+
+    def __init__(
+        self,
+        lm: WindowedLM,
+        settings: Settings,
+        tenants: Iterable[Tenant],
+        retriever: Retriever | None,
+        metrics: Metrics,
+    ) -> None:
+        self.retriever = None if retriever is None else Remaining(retriever)
+        self.metrics = metrics
+        self._lm, self._settings = lm, settings
+        self._calls = Calls(settings.max_rows, settings.max_bytes)
+        self.line = Line(settings.max_rows, settings.most_waiting, settings.wait_s)
+        metrics.watch(lambda: self.line.waiting)
+        self._models = {
+            tenant: lm if tenant.salt is None else lm.tenant(tenant.salt) for tenant in tenants
+        }
+
+    def close(self) -> None:
+        """Let nobody in any more, and end what is under way within a token."""
+        self.line.close()
+        settings = self._settings
+        bounds: dict[str, Any] = {"max_rows": settings.max_rows, "max_bytes": settings.max_bytes}
+        self._lm.shared_scheduler(**bounds).cancel()
+
+    def model(self, tenant: Tenant) -> WindowedLM:
+        """The model with this tenant's part of the cache."""
+        return self._models[tenant]
+
+    async def answer(self, asked: Asked, tenant: Tenant) -> list[Answered]:
+        """Answer a question, ``n`` times; a cancelled task stops the work within a token."""
+        async with self.line.turn():
+            calls = await asyncio.to_thread(self._prepared, asked, tenant)
+            with _naming(asked.param), self.metrics.answering(tenant, len(calls)) as told:
+                tasks = [
+                    asyncio.create_task(self._answer(index, call, asked))
+                    for index, call in enumerate(calls)
+                ]
+                try:
+                    answers = await asyncio.gather(*tasks)
+                finally:
+                    for task in tasks:
+                        task.cancel()
+                told.answers = answers
+                self._log(asked, answers)
+                return answers
+
+    async def _answer(self, index: int, call: ModelCall, asked: Asked) -> Answered:
+        def read(_: ModelCall, generation: Generation) -> Answered:
+            return _answered(index, call, asked, call.reader.whole(generation), generation)
+
+        return await self._calls.answer_async(lambda: call, read, timeout=self._settings.timeout_s)
+
+    async def stream(self, asked: Asked, tenant: Tenant) -> AsyncGenerator[Piece, None]:
+        """Answer a question piece by piece; errors of the request come before the first piece.
+
+        That piece is empty, and comes as soon as the question was checked. The last piece of each
+        answer has the `Answered`. Close it, or cancel the task that reads it, and the work stops
+        within a token.
+        """
+        async with self.line.turn():
+            calls = await asyncio.to_thread(self._prepared, asked, tenant)
+            with _naming(asked.param), self.metrics.answering(tenant, len(calls)) as told:
+                streams = [self._stream(index, call, asked) for index, call in enumerate(calls)]
+                pieces = streams[0] if len(streams) == 1 else _merged(streams)
+                answers: list[Answered] = []
+                async with aclosing(pieces):
+                    async for piece in pieces:
+                        if piece.answered is not None:
+                            answers.append(piece.answered)
+                        if len(answers) == len(calls):
+                            told.answers = answers
+                            self._log(asked, answers)
+                        yield piece
+
+    def _stream(self, index: int, call: ModelCall, asked: Asked) -> AsyncGenerator[Piece, None]:
+        length = 0
+
+        def read(_: ModelCall, chunk: Chunk) -> Iterable[Piece]:
+            nonlocal length
+            text = call.reader.feed(chunk.text)
+            length += len(text)
+            if chunk.generation is None:
+                said = text or chunk.reasoning
+                return [Piece(index, text, reasoning=chunk.reasoning)] if said else []
+            rest = call.reader.last(chunk.generation)
+            answered = _answered(index, call, asked, rest, chunk.generation, length)
+            return [Piece(index, text + answered.text, answered, chunk.reasoning)]
+
+        timeout, begun = self._settings.timeout_s, [Piece(index, "")]
+        return self._calls.stream_async(lambda: call, read, timeout=timeout, begun=begun)
+
+    def _log(self, asked: Asked, answers: Sequence[Answered]) -> None:
+        if self._settings.log_texts:
+            texts = [one.generation.text for one in answers]
+            said = {"messages": asked.messages, "answers": texts}
+            _log.info("%s", json.dumps(said, ensure_ascii=True))
+
+    def _prepared(self, asked: Asked, tenant: Tenant) -> list[ModelCall]:
+        """The calls of the model for each of the answers; this reads, retrieves and tokenizes."""
+        lm = self._models[tenant]
+        passages: Sequence[Passage] = asked.passages
+        if asked.top_k and self.retriever is not None:
+            passages = self.retriever.retrieve(searched(asked.messages), asked.top_k)
+        calls = []
+        for index in range(asked.n):
+            with _naming("tools", InputError):
+                tools = asked.tools or None
+                variables = {**lm.template_kwargs, **asked.template_kwargs}
+                reader = AnswerReader.of(lm.tokenizer, variables, tools, asked.tool_choice)
+            with _naming(asked.param, InputError):
+                query = reader.query(asked.messages, asked.template_kwargs)
+            options = asked.generate_options(index)
+            if (grammar := reader.grammar()) is not None:
+                options["grammar"] = grammar
+            elif asked.strict is not None:
+                check_forms(asked.strict)
+                told = "can only be kept where tool_choice forces a call. Leave strict out."
+                raise refused(asked.strict, told)
+            if (system := self._system(asked)) is not None:
+                options["prefix"] = system
+            calls.append(
+                ModelCall(
+                    lm=lm,
+                    query=query,
+                    passages=passages,
+                    options=options,
+                    method=asked.method,
+                    model_name=self._settings.model_name,
+                    reader=reader,
+                    parallel=asked.parallel,
+                )
+            )
+        with _naming(asked.param):
+            self._check_tokens(calls[0])
+        return calls
+
+    def _system(self, asked: Asked) -> str | None:
+        """The operator's instruction, or the default one where nobody gave any."""
+        settings = self._settings
+        if settings.system is not None or not asked.top_k:
+            return settings.system
+        own = any(one["role"] == "system" for one in asked.messages)
+        return None if own else settings.default_system
+
+    def _check_tokens(self, call: ModelCall) -> None:
+        most = self._settings.most_prompt_tokens
+        if most is None:
+            return
+        one = BatchRequest.of({"query": call.query, "passages": call.passages, **call.options})
+        _, request = call.lm.engine.ask(one)
+        parts = request.parts
+        tokens = len(parts.prefix_ids) + len(parts.query_ids)
+        tokens += sum(len(window.ids) for window in parts.windows)
+        if tokens > most:
+            raise LimitError(
+                f"The prompt has {tokens} tokens with its passages; this server takes {most}. "
+                "Send fewer or shorter documents."
+            )
+
+
+@contextmanager
+def _naming(param: str, kind: type[InputError] = LimitError) -> Generator[None]:
+    """Name the request's field in an error of the engine."""
+    try:
+        yield
+    except kind as error:
+        told = of(error)
+        told.error["param"] = told.error["param"] or param
+        raise told from error
+
+
+def searched(messages: Sequence[dict[str, Any]]) -> str:
+    """What to retrieve with: the last question, and before it the conversation."""
+    said = [one for one in messages if one["role"] in ("user", "assistant")]
+    places = [index for index, one in enumerate(said) if one["role"] == "user"]
+    if not places:
+        return ""
+    return search_text(said[: places[-1]], said[places[-1]]["content"])
+
+
+async def _merged(streams: Sequence[AsyncGenerator[Piece, None]]) -> AsyncGenerator[Piece, None]:
+    """The pieces of several streams, as they come."""
+    pieces: asyncio.Queue[Piece | BaseException | None] = asyncio.Queue()
+
+    async def put_all(stream: AsyncGenerator[Piece, None]) -> None:
+        try:
+            async with aclosing(stream):
+                async for piece in stream:
+                    pieces.put_nowait(piece)
+            pieces.put_nowait(None)
+        except Exception as error:  # noqa: BLE001 - raised again below
+            pieces.put_nowait(error)
+
+    tasks = [asyncio.create_task(put_all(stream)) for stream in streams]
+    try:
+        left = len(tasks)
+        while left:
+            piece = await pieces.get()
+            if isinstance(piece, BaseException):
+                raise piece
+            if piece is None:
+                left -= 1
+            else:
+                yield piece
+    finally:
+        for task in tasks:
+            task.cancel()
+        with suppress(asyncio.CancelledError):
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _answered(
+    index: int,
+    call: ModelCall,
+    asked: Asked,
+    found: ToolAnswer,
+    generation: Generation,
+    before: int = 0,
+) -> Answered:
+    made = found.calls if call.parallel else found.calls[:1]
+    text = found.text + "".join(one.text for one in found.broken)
+    finish: FinishReason = "length" if generation.finish_reason == "length" else "stop"
+    citations, annotations = _citations(call, asked, generation, before + len(text))
+    return Answered(
+        index=index,
+        text=text,
+        reasoning=found.reasoning,
+        calls=[call_entry(one.name, json.dumps(one.arguments), one.id) for one in made],
+        finish_reason="tool_calls" if made else finish,
+        generation=generation,
+        citations=citations,
+        annotations=annotations,
+        rag=_record(call, generation),
+        logprobs=None
+        if generation.logprobs is None
+        else logprob_content(generation, call.lm.tokenizer),
+    )
+
+
+def _citations(
+    call: ModelCall, asked: Asked, generation: Generation, length: int
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    strongest = [one.passage for one in carried(generation.citations)]
+    citations, annotations = [], {}
+    for one in generation.citations or ():
+        passage: Any = call.passages[one.passage]
+        entry = {
+            "index": one.passage,
+            "id": passage.id,
+            "title": passage.title,
+            "place": passage.place and one_line(passage.place),
+            "weight": one.mass,
+            "carried": one.passage in strongest,
+        }
+        if asked.top_k:
+            entry |= {"text": passage.text, "score": passage.score}
+        elif passage.metadata:
+            entry["metadata"] = dict(passage.metadata)
+        citations.append(entry)
+        annotations[one.passage] = {
+            "url": url_of(passage, one.passage),
+            "title": passage.title or passage.id or f"Passage {one.passage + 1}",
+            "start_index": 0,
+            "end_index": length,
+        }
+    return citations, [annotations[passage] for passage in strongest]
+
+
+def _record(call: ModelCall, generation: Generation) -> dict[str, Any]:
+    record = answer_record(generation)
+    usage = generation.usage
+    return {
+        "method": describe(call.method),
+        "timings": record["timings"],
+        "windows": usage.windows,
+        "cached_windows": usage.cached_windows,
+        "notes": [note.message for note in generation.notes],
+        "fallback": record["fallback"],
+        "prefix_weight": generation.prefix_mass,
+        "query_weight": generation.query_mass,
+    }

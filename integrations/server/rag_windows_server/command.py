@@ -1,0 +1,283 @@
+"""The command `serve`: an HTTP server with OpenAI's routes."""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+import os
+import re
+import socket
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
+
+import typer
+
+from rag_windows import cli
+from rag_windows.cli import ModelOptions, RayOptions, SearchOptions, count, flag, option
+from rag_windows.errors import InputError, require
+from rag_windows.samples import sample_questions
+from rag_windows.visible_text import encodable
+from rag_windows_server.changes import telling_changes
+
+if TYPE_CHECKING:
+    from rag_windows_server import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class ServeOptions:
+    """Where the server listens, who may ask, and for how much; see `rag_windows_server`."""
+
+    host: Annotated[str, option("HOST", "Address to listen on.")] = "127.0.0.1"
+    port: Annotated[int, option("PORT", "Port to listen on.", min=0, max=65535)] = 8000
+    served_model_name: Annotated[
+        str | None,
+        option(
+            "NAME",
+            "The model's name in requests and answers. Default: the last part of --model; the "
+            "whole of it is taken, too.",
+        ),
+    ] = None
+    allow_host: Annotated[
+        list[str] | None,
+        option(
+            "NAME",
+            "Answer under this name, too, as behind a proxy; can be repeated. It is needed where "
+            "there are no keys and --host is this machine.",
+        ),
+    ] = None
+    api_key_file: Annotated[
+        str | None,
+        option(
+            "FILE",
+            "Who may ask: in each line a name and a key, for operators with the word operator "
+            "behind them. Default: everybody.",
+        ),
+    ] = None
+    system: Annotated[
+        str | None,
+        option(
+            "TEXT",
+            "Instruction (system prompt) before every request's own. Default: that of rag-windows "
+            'ask, for requests without one that are answered from --docs; "" sends none.',
+            parser=encodable,
+        ),
+    ] = None
+    max_new_tokens: Annotated[int, count("Tokens of an answer for which none are asked.")] = 512
+    max_prompt_tokens: Annotated[
+        int | None, count("Largest number of tokens of a request with its passages.")
+    ] = None
+    refuse: Annotated[
+        list[str] | None,
+        option(
+            "FIELD",
+            "What requests may not set: method, rag_temperature, link_tokens, fallback or "
+            "chat_template_kwargs; can be repeated.",
+        ),
+    ] = None
+    parse_sources: Annotated[
+        bool,
+        flag(
+            "--parse-sources",
+            "Take Open WebUI's <source> blocks in messages for documents; their text could forge "
+            "further ones.",
+        ),
+    ] = False
+    max_rows: Annotated[int, count("Requests that are answered at a time.")] = 16
+    max_waiting: Annotated[
+        int, option("N", "Requests in line behind them; more are refused.", min=0)
+    ] = 64
+    wait: Annotated[
+        float, option("SECONDS", "Time in line, after which a request is refused.", min=0.1)
+    ] = 60.0
+    timeout: Annotated[
+        float, option("SECONDS", "Time for an answer, after which it is ended.", min=0.1)
+    ] = 600.0
+    grace: Annotated[
+        float, option("SECONDS", "Time for answers under way when the server is stopped.", min=0)
+    ] = 5.0
+    cors: Annotated[
+        list[str] | None,
+        option("ORIGIN", "Pages of this origin may ask; can be repeated. Default: none."),
+    ] = None
+    log_texts: Annotated[bool, flag("--log-texts", "Write questions and answers to the log.")] = (
+        False
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class FleetPart(RayOptions):
+    """Several readers behind one address, by Ray Serve; see `rag_windows_server.fleet`."""
+
+    max_replicas: Annotated[
+        int | None, count("The most processes, started as questions come in. Default: --replicas.")
+    ] = None
+    cache_memory: Annotated[
+        str, option("SIZE", "Host memory of each process's passage cache, with --replicas.")
+    ] = "4GiB"
+    routing: Annotated[
+        Literal["resident", "consistent", "prefix", "random"],
+        option(None, "How a question finds its reader: where its passages are, or by a hash."),
+    ] = "resident"
+
+
+@cli.spreading()
+def serve(
+    *, search: SearchOptions, model: ModelOptions, server: ServeOptions, fleet: FleetPart
+) -> None:
+    """Serve OpenAI's routes over documents; answers say which passages they read."""
+    if fleet.wanted:
+        _serve_fleet(search, model, server, fleet)
+        return
+    require("The server", "fastapi", "uvicorn", "openai", "prometheus-client", extra="server")
+    # What would fail after the documents and the model fails before them.
+    with cli.progress("Checking the options"):
+        from rag_windows_server import Keys
+
+        keys = Keys() if server.api_key_file is None else Keys.load(server.api_key_file)
+        settings = _settings(search, model, server)
+        _check_address(server.host, server.port)
+    if model.model is not None and not search.docs:
+        retriever = None
+    else:
+        retriever = cli.open_corpus(search, model.model)
+    with cli.loaded_model(model) as lm:
+        from rag_windows_server import create_app
+        from rag_windows_server.process import run
+
+        _tell_who_may_ask(model, server)
+        logging.basicConfig(format="%(message)s")
+        logging.getLogger("rag_windows.server").setLevel(logging.INFO)
+        app = create_app(lm, settings, retriever, keys=keys)
+        told = f"{'' if retriever is None else f'{len(retriever.passages)} passages, '}{model.name}"
+        with telling_changes([*map(str, search.docs or ())], cli.tell):
+            listened = run(
+                app, server.host, server.port, server.grace, lambda at: cli.tell(told + at)
+            )
+        if not listened:
+            raise _unavailable(server.host, server.port)
+
+
+def _check_address(host: str, port: int) -> None:
+    """Refuse an address that is taken, or that is none of this machine's."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        with socket.socket(family, kind, protocol) as tried:
+            if os.name == "posix":  # as the server does: what was served a moment ago is free
+                tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            tried.bind(address)
+    except OSError as error:
+        raise _unavailable(host, port) from error
+
+
+def _unavailable(host: str, port: int) -> InputError:
+    return InputError(
+        f"The server can't listen on {host}:{port}. Name another --port, or a --host of this "
+        "machine."
+    )
+
+
+def _serve_fleet(
+    search: SearchOptions, model: ModelOptions, server: ServeOptions, fleet: FleetPart
+) -> None:
+    from rag_windows_server.fleet import run
+
+    made = cli.fleet_options(
+        search,
+        model,
+        **fleet.size,
+        max_replicas=fleet.max_replicas,
+        cache_memory=None if model.no_cache else fleet.cache_memory,
+        api_key_file=server.api_key_file and os.path.abspath(server.api_key_file),
+        settings=_settings(search, model, server),
+        routing=fleet.routing,
+    )
+    # What is wrong with documents and keys is told before anything starts.
+    made.load_keys()
+    if search.docs or model.model is None:
+        cli.open_corpus(search, model.model)
+    _tell_who_may_ask(model, server)
+    told = f"{made.replicas} readers, {model.name}"
+    with telling_changes([*map(str, search.docs or ())], cli.tell):
+        run(
+            made,
+            server.host,
+            server.port,
+            address=fleet.ray,
+            grace_s=server.grace,
+            told=lambda at: cli.tell(told + at),
+        )
+
+
+def _settings(search: SearchOptions, model: ModelOptions, server: ServeOptions) -> Settings:
+    from rag_windows_server import Settings
+
+    keys = server.api_key_file is not None
+    name = server.served_model_name or _last_part(model.name)
+    local = _names(server.host, server.allow_host or ())
+    return Settings(
+        model_name=name,
+        model_aliases=(model.name,),
+        allow=_allowed(server.refuse or ()),
+        most_prompt_tokens=server.max_prompt_tokens,
+        system=server.system or None,
+        default_system=(cli.instruction(None, model.name) if server.system is None else None),
+        top_k=search.top_k,
+        parse_sources=server.parse_sources,
+        new_tokens=server.max_new_tokens,
+        most_new_tokens=max(server.max_new_tokens, 4096),
+        max_rows=server.max_rows,
+        most_waiting=server.max_waiting,
+        wait_s=server.wait,
+        timeout_s=server.timeout,
+        cors=tuple(server.cors or ()),
+        # A page that a name of its own leads here could else ask a server without keys.
+        hosts=() if keys or not _local(server.host) else local,
+        log_texts=server.log_texts,
+        # Nobody can guess what the sample documents tell of.
+        examples=() if search.docs or model.model else tuple(sample_questions()[:3]),
+    )
+
+
+def _tell_who_may_ask(model: ModelOptions, server: ServeOptions) -> None:
+    if model.model is None:
+        cli.tell(cli.SAMPLE_MODEL)
+    if server.api_key_file is None and not _local(server.host):
+        cli.tell("Note: Everybody who reaches this address may ask; see --api-key-file.")
+
+
+def _allowed(refused: Collection[str]) -> frozenset[Any]:
+    """The fields that requests may set."""
+    from rag_windows_server.settings import PerRequest
+
+    fields = frozenset(get_args(PerRequest))
+    if unknown := sorted(set(refused) - fields):
+        raise InputError(f"--refuse {unknown[0]!r} must be one of {', '.join(sorted(fields))}.")
+    return fields - set(refused)
+
+
+def _local(host: str) -> bool:
+    """Whether only this machine reaches an address."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _names(host: str, further: Collection[str]) -> tuple[str, ...]:
+    own = {"localhost", "127.0.0.1", "[::1]", f"[{host}]" if ":" in host else host}
+    return tuple(own | {name.lower() for name in further})
+
+
+def _last_part(name: str) -> str:
+    """A model's name without the folders of this machine."""
+    parts = [part for part in re.split(r"[/\\]", name) if part not in ("", ".", "..")]
+    return parts[-1] if parts else Path(name).resolve().name or name
+
+
+def add(app: typer.Typer) -> None:
+    """Add `serve` to the commands; the entry point of the group `rag_windows.commands`."""
+    app.command()(serve)

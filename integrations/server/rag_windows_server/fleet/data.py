@@ -1,0 +1,287 @@
+"""Corpora encoded and questions asked over a cluster of Ray's, by processes with a model each.
+
+Importing this imports no torch, which processes that read files do without.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from functools import cached_property, partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import ray
+from ray.data import ActorPoolStrategy, TaskPoolStrategy
+from ray.exceptions import RayError, RayTaskError
+from ray.util import ActorPool
+
+from rag_windows import errors
+from rag_windows.errors import DocumentError, InputError, ModelError, RagWindowsError
+from rag_windows.passage import Passage
+from rag_windows.samples import samples_path
+from rag_windows_retrievers.documents import (
+    DocumentFile,
+    Skipped,
+    found_files,
+    no_text,
+)
+from rag_windows_retrievers.splitting import split_document
+from rag_windows_server.fleet.cluster import cluster
+
+if TYPE_CHECKING:
+    from rag_windows import WindowedLM
+    from rag_windows.engine import OnWarmed, Warmed
+    from rag_windows_server.fleet.options import FleetOptions
+
+R = TypeVar("R")
+T = TypeVar("T")
+
+BATCH = 64
+"""Passages that a process encodes at least before it says that they are in the store."""
+
+_READERS = 2  # of files, for each process that encodes what they read
+_BLOCK_BYTES = 64 << 10  # of passages that go to a process together
+_RESTARTS = 3  # of a process that dies; what kills it again and again must end
+
+
+@contextmanager
+def _errors_of_processes() -> Iterator[None]:
+    """Raise what was raised in another process as if it were raised here."""
+    try:
+        yield
+    except RayTaskError as error:
+        raise error.cause from error
+    except RayError as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
+        raise ModelError(
+            f"A process with the model ended, and so did those in its place: {reason}. Look into "
+            "Ray's logs. Where memory was short, give fewer --replicas."
+        ) from error
+
+
+class Model:
+    """A model in a process of its own, which is loaded when it is first needed."""
+
+    def __init__(self, options: FleetOptions) -> None:
+        self._options = options
+
+    @cached_property
+    def lm(self) -> WindowedLM:
+        """The loaded model."""
+        return self._options.load_model()
+
+    def call(self, function: Callable[..., R], *given: Any) -> R:
+        """What a function of the model gives."""
+        return function(self.lm, *given)
+
+
+class Models:
+    """Several models, each in a process of its own; one that dies is started again.
+
+    Args:
+        options: of each of them.
+    """
+
+    def __init__(self, options: FleetOptions) -> None:
+        actor = ray.remote(Model).options(
+            **_size(options),
+            scheduling_strategy="SPREAD",
+            max_restarts=_RESTARTS,
+            max_task_retries=-1,
+        )
+        self._actors: list[Any] = [actor.remote(_apart(options)) for _ in range(options.replicas)]
+
+    def each(self, function: Callable[[WindowedLM], R]) -> list[R]:
+        """What a function gives for every model."""
+        with _errors_of_processes():
+            found: list[R] = ray.get([one.call.remote(function) for one in self._actors])
+            return found
+
+    def map(
+        self, function: Callable[[WindowedLM, T], Sequence[R]], items: Iterable[T]
+    ) -> Iterator[R]:
+        """What a function gives for items, each asked of a model that is free, as it comes.
+
+        An item is taken when a model is free for it. What was asked of a process that died is asked
+        again.
+        """
+        pool, shared = ActorPool(self._actors), ray.put(function)
+
+        def ask(actor: Any, item: T) -> Any:
+            return actor.call.remote(_called, shared, item)
+
+        with _errors_of_processes():
+            for item in items:
+                if not pool.has_free():
+                    yield from pool.get_next_unordered()
+                pool.submit(ask, item)
+            while pool.has_next():
+                yield from pool.get_next_unordered()
+
+
+def _called(lm: WindowedLM, function: Callable[[WindowedLM, T], R], item: T) -> R:
+    return function(lm, item)
+
+
+def _size(options: FleetOptions) -> dict[str, Any]:
+    """What Ray reserves for a process; Ray Data takes one of the two."""
+    if options.gpus_per_replica:
+        return {"num_gpus": options.gpus_per_replica}
+    return {"num_cpus": options.cpus_per_replica}
+
+
+def _apart(options: FleetOptions) -> FleetOptions:
+    """With a share of the free memory for each of several caches on one machine."""
+    memory, machines = options.cache_memory, len([one for one in ray.nodes() if one["Alive"]])
+    if not isinstance(memory, str) or not memory.endswith("%"):
+        return options
+    together = -(-options.replicas // max(1, machines))
+    return options.model_copy(update={"cache_memory": f"{float(memory[:-1]) / together:.4f}%"})
+
+
+# Corpora
+
+
+class _Warmer(Model):
+    """Encodes passages into the store; a batch is there when its figures are told."""
+
+    def __init__(self, options: FleetOptions, prefix: str | None) -> None:
+        super().__init__(options)
+        self._prefix, self._unwritten = prefix, 0
+
+    def __call__(self, batch: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
+        rows = [json.loads(one) for one in batch["row"]]
+        passages = [Passage.of(one) for one in rows if "reason" not in one]
+        try:
+            warmed = self.lm.warm(passages, prefix=self._prefix)
+            store = None if self.lm.cache is None else self.lm.cache.shared
+            unwritten = 0 if store is None else store.unwritten
+            told = {"warmed": asdict(warmed), "unwritten": unwritten - self._unwritten}
+            self._unwritten = unwritten
+        except RagWindowsError as error:  # to which Ray Data would add lines of its own
+            told = {"error": type(error).__name__, "message": str(error)}
+        skipped = [one for one in rows if "reason" in one]
+        return {"row": [json.dumps({**told, "skipped": skipped})]}
+
+
+def _passages(row: Mapping[str, str], words: int) -> Iterator[dict[str, str]]:
+    """The passages of a file, as rows; among them what of it can't be used."""
+    for one in DocumentFile(**json.loads(row["row"])).read():
+        if isinstance(one, Skipped):
+            yield {"row": json.dumps(asdict(one))}
+        else:
+            for passage in split_document(one, words=words):
+                yield {"row": json.dumps(asdict(passage))}
+
+
+@dataclass(frozen=True, slots=True)
+class WarmedCorpus:
+    """What warming over a cluster did.
+
+    Attributes:
+        warmed: the sums over all processes.
+        skipped: files and lines that were left out, and why.
+        unwritten: windows that were encoded and could not be written to the store.
+    """
+
+    warmed: Warmed
+    skipped: tuple[Skipped, ...]
+    unwritten: int
+
+
+def warm(
+    options: FleetOptions,
+    *,
+    address: str | None = None,
+    prefix: str | None = None,
+    strict: bool = False,
+    on_warmed: OnWarmed | None = None,
+) -> WarmedCorpus:
+    """Encode documents into the store that the models share.
+
+    Files are read and split by tasks, and their passages encoded by ``options.replicas`` processes.
+    What the store has is not encoded, so the same call goes on where an interrupted one stopped.
+
+    Args:
+        options: of the model, the documents and the store.
+        address: of a `cluster`, which is not asked before the files are found.
+        prefix: the same system prompt as in the later requests.
+        strict: whether a file or a line that can't be read is an error.
+        on_warmed: called with the number of passages done.
+
+    Raises:
+        InputError: there is no place that the models share.
+        DocumentError: there is no text, or, with ``strict``, something can't be read.
+    """
+    if options.shared is None and options.cache_dir is None:
+        raise InputError(
+            "Passages that are encoded over a cluster need a store. Give --shared, or --cache-dir "
+            "with a folder that all machines see."
+        )
+    from rag_windows.engine import Warmed
+
+    begun = time.perf_counter()
+    # What is encoded is read again by nobody here, but for the prefix.
+    options = options.model_copy(update={"cache_memory": "256MiB"})
+    sample = samples_path() / "corpus"
+    names, root = (options.docs, Path()) if options.docs else ([str(sample)], sample)
+    found = list(found_files(names, root=root))
+    files = [one for one in found if isinstance(one, DocumentFile)]
+    skipped = [one for one in found if isinstance(one, Skipped)]
+    sums: Counter[str] = Counter()
+    if not files:
+        raise no_text(names, skipped)
+    with cluster(address, options.replicas, options.cpus_per_replica):
+        for row in _rows(options, prefix, files):
+            if "error" in row:
+                raise getattr(errors, row["error"], RagWindowsError)(row["message"])
+            skipped += [Skipped(**one) for one in row["skipped"]]
+            if strict and (bad := next((one for one in skipped if one.problem), None)):
+                raise DocumentError(f"{bad.label}: {bad.reason}")
+            sums.update(row["warmed"])
+            sums["unwritten"] += row["unwritten"]
+            if on_warmed is not None:
+                on_warmed(sums["passages"], None)
+    if not sums["passages"]:
+        raise no_text(names, skipped)
+    done = {name: sums[name] for name in ("passages", "encoded", "present", "tokens")}
+    warmed = Warmed(**done, seconds=time.perf_counter() - begun)
+    return WarmedCorpus(warmed, tuple(skipped), sums["unwritten"])
+
+
+def _rows(
+    options: FleetOptions, prefix: str | None, files: Sequence[DocumentFile]
+) -> Iterator[dict[str, Any]]:
+    """What the processes tell, batch by batch."""
+    logging.getLogger("ray.data").setLevel(logging.CRITICAL)
+    cpus = ray.cluster_resources().get("CPU", 1) - options.replicas * options.cpus_per_replica
+    with _errors_of_processes():
+        data: Any = ray.data.from_items([{"row": json.dumps(asdict(one))} for one in files])
+        data.context.enable_progress_bars = False
+        data.context.print_on_execution_start = False
+        data.context.raise_original_map_exception = True
+        # A file may hold a million passages, and all processes shall have some of them.
+        data.context.target_max_block_size = _BLOCK_BYTES
+        # No CPUs, which the models may have taken all.
+        data = data.flat_map(
+            partial(_passages, words=options.passage_words),
+            compute=TaskPoolStrategy(size=max(1, min(int(cpus), _READERS * options.replicas))),
+            num_cpus=0,
+        )
+        data = data.map_batches(
+            _Warmer,
+            fn_constructor_args=(options, prefix),
+            batch_size=BATCH,
+            compute=ActorPoolStrategy(
+                min_size=options.replicas, max_size=options.max_replicas or options.replicas
+            ),
+            **_size(options),
+        )
+        for row in data.iter_rows():
+            yield json.loads(row["row"])

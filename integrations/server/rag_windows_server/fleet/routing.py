@@ -1,0 +1,185 @@
+"""Which replica answers a question: pure functions of what replicas hold and how busy they are.
+
+The router of a fleet and the simulator in benchmarks/fleet.py call the same ones. Passages are
+known by numbers of 32 bits, made with the tenant's salt: a replica that holds n passages seems to
+hold one that it does not hold with a probability of n / 2**32, and then encodes it.
+"""
+
+from __future__ import annotations
+
+import math
+import random as randomness
+from collections.abc import Callable, Iterable, Sequence, Set
+from dataclasses import dataclass
+
+import numpy as np
+import xxhash
+
+from rag_windows.interchange import fields, label_digest, salt_key
+from rag_windows.passage import Passage
+from rag_windows.request import content_label
+
+LOAD_SHARE = 0.05
+"""A question under way at a replica counts as much as this share of a question's passages.
+
+One of twenty passages: from 0.01 to 0.1 simulated fleets encode and wait about the same, and above
+that they give up what is resident for differences of load that do not last.
+"""
+
+SENT_S = 5.0
+"""Seconds for which a passage that was sent to a replica is taken to be there, or on its way."""
+
+BOUND = 1.25
+"""Of the mean load: replicas above it are passed over by the routings that do not look at load."""
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What a router knows of a question.
+
+    Attributes:
+        digests: `passage_number` of each passage, in their order.
+        sizes: characters of each.
+        home: a hash of what questions over the same passages have in common (`home_of`).
+    """
+
+    digests: tuple[int, ...]
+    sizes: tuple[int, ...]
+    home: int
+
+
+@dataclass(slots=True)
+class Replica:
+    """What a router knows of a replica; routings change nothing of it.
+
+    Attributes:
+        name: another one for each replica, the same as long as it lives.
+        held: numbers of the passages in its memory.
+        load: questions under way there.
+    """
+
+    name: str
+    held: Set[int]
+    load: float
+
+
+class Held:
+    """What a replica holds, as far as a router knows: what it published last, and was sent lately.
+
+    Without the latter a router sends questions about something new here and there until the first
+    of them is published. `numbers` is a `Replica.held`; times are seconds of any one clock.
+    """
+
+    def __init__(self) -> None:
+        self.numbers: set[int] = set()
+        self._sent: dict[int, float] = {}
+        self._looked = 0.0
+
+    def published(self, numbers: Iterable[int], now: float) -> None:
+        """Take over what the replica says."""
+        self._sent = {one: at for one, at in self._sent.items() if now - at < SENT_S}
+        self.numbers, self._looked = {*numbers, *self._sent}, now
+
+    def sent(self, numbers: Iterable[int], now: float) -> None:
+        """A question with these passages goes there."""
+        new = dict.fromkeys(numbers, now)
+        self._sent |= new
+        self.numbers.update(new)  # in place: a `Replica` may hold it
+
+    def late(self, now: float) -> bool:
+        """Whether to call `published` again, although the replica says what it said before."""
+        return bool(self._sent) and now - self._looked >= SENT_S
+
+
+Routing = Callable[[Question, Sequence[Replica]], list[int]]
+"""The indices of all replicas, the best one first."""
+
+
+def resident(question: Question, replicas: Sequence[Replica]) -> list[int]:
+    """Where most characters of the question's passages are in memory, less what is under way."""
+    sizes: dict[int, int] = {}
+    for number, size in zip(question.digests, question.sizes, strict=True):
+        sizes[number] = sizes.get(number, 0) + size
+    asked, each = frozenset(sizes), LOAD_SHARE * sum(question.sizes)
+
+    def worth(replica: Replica) -> float:
+        held = sum(map(sizes.__getitem__, asked & replica.held))
+        return held - each * replica.load
+
+    return _ranked(replicas, question.home, worth)
+
+
+def consistent(question: Question, replicas: Sequence[Replica]) -> list[int]:
+    """By the hash that the question brings alone: consistent hashing with bounded loads.
+
+    Mirrokni, Thorup and Zadimoghaddam, https://arxiv.org/abs/1608.01350; the hash is a rendezvous
+    hash, with which a replica that is lost moves only its own questions.
+    """
+    return _ranked(replicas, question.home, _bounded(replicas))
+
+
+def prefix(question: Question, replicas: Sequence[Replica]) -> list[int]:
+    """By a hash of the first passage: engines that keep prefixes can use no more of a question."""
+    begins = home_of(str(question.home), *map(str, question.digests[:1]))
+    return _ranked(replicas, begins, _bounded(replicas))
+
+
+def random(question: Question, replicas: Sequence[Replica]) -> list[int]:
+    """Two by chance, the one with less load first, as Ray Serve does by itself; then the others.
+
+    What `random.seed` of the standard library seeds.
+    """
+    order = randomness.sample(range(len(replicas)), len(replicas))
+    order[:2] = sorted(order[:2], key=lambda index: replicas[index].load)
+    return order
+
+
+ROUTINGS: dict[str, Routing] = {
+    "resident": resident,
+    "consistent": consistent,
+    "prefix": prefix,
+    "random": random,
+}
+"""By the names that `--routing` takes."""
+
+
+def _bounded(replicas: Sequence[Replica]) -> Callable[[Replica], float]:
+    """0 for a replica that may take a further question, and less the further it is above that."""
+    total = sum(replica.load for replica in replicas)
+    most = math.ceil(BOUND * (total + 1) / max(1, len(replicas)))
+    return lambda replica: -max(0.0, replica.load + 1 - most)
+
+
+def _ranked(replicas: Sequence[Replica], home: int, worth: Callable[[Replica], float]) -> list[int]:
+    """Indices by worth; among equals by a rendezvous hash, in which each has a rank of its own."""
+    keys = [(-worth(one), -_rendezvous(home, one.name), one.name) for one in replicas]
+    return sorted(range(len(keys)), key=keys.__getitem__)
+
+
+def _rendezvous(home: int, name: str) -> int:
+    return xxhash.xxh3_64_intdigest(name.encode(), seed=home % 2**64)
+
+
+def home_of(*parts: str) -> int:
+    """A hash of 64 bits, such as of a tenant and a corpus."""
+    return xxhash.xxh3_64_intdigest(fields(*(part.encode() for part in parts)))
+
+
+def passage_number(salt: str | bytes | None, passage: Passage) -> int:
+    """The 32 bits by which replicas and routers know a passage of a tenant."""
+    return number_of(label_digest(salt_key(salt), content_label(passage)))
+
+
+def number_of(digest: str) -> int:
+    """The same from what `PassageCache.resident` says of the passage."""
+    return int(digest[:8], 16)
+
+
+def pack(numbers: Iterable[int]) -> bytes:
+    """What a replica publishes: 4 bytes for each number, in rising order."""
+    return np.unique(np.fromiter(numbers, "<u4")).tobytes()
+
+
+def unpack(packed: bytes) -> frozenset[int]:
+    """The numbers that were packed."""
+    return frozenset(np.frombuffer(packed, "<u4").tolist())

@@ -1,1 +1,0 @@
-"""The commands `rag-windows eval ...`."""

@@ -1,0 +1,274 @@
+"""What needs no cluster: the example's file, the deployments, the router's choice, late bodies."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import yaml
+from ray import serve
+from ray.serve.schema import ServeDeploySchema
+
+from rag_windows import InputError, Passage, PassageCache, WindowedLM
+from rag_windows.cli.options import ModelOptions, SearchOptions, fleet_options
+from rag_windows.integration import method_of
+from rag_windows_retrievers import BM25Retriever
+from rag_windows_server import Settings, create_app
+from rag_windows_server.errors import ApiError
+from rag_windows_server.fleet import FleetOptions, app
+from rag_windows_server.fleet.front import _Passing
+from rag_windows_server.fleet.reader import ACCEPTED, Reader, Relayed
+from rag_windows_server.fleet.router import Router
+from rag_windows_server.fleet.routing import Question, pack
+from tests.test_repository import ROOT
+
+
+def test_the_example_is_a_fleet() -> None:
+    text = (ROOT / "examples" / "fleet.yaml").read_text(encoding="utf-8")
+    (application,) = ServeDeploySchema.model_validate(yaml.safe_load(text)).applications
+    assert application.import_path == "rag_windows_server.fleet:app"
+    # Serve makes the builder's argument of what stands in the file by this type.
+    assert inspect.signature(app).parameters["options"].annotation is FleetOptions
+    options = FleetOptions.model_validate(application.args)
+    assert options.shared == "s3://shelf/windows"
+    assert app(options) is not None
+    assert {one.name for one in application.deployments} == {"Reader", "Front"}
+
+
+@pytest.fixture
+def deployments(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What Serve is asked for, by the deployments' names."""
+    asked: dict[str, Any] = {}
+    make: Any = serve.deployment
+
+    def noting(kind: type, **given: Any) -> Any:
+        asked[given["name"]] = given
+        return make(kind, **given)
+
+    monkeypatch.setattr(serve, "deployment", noting)
+    return asked
+
+
+def test_readers_are_started_as_questions_come_in(deployments: dict[str, Any]) -> None:
+    settings = Settings(max_rows=4, timeout_s=100, wait_s=10)
+    app(FleetOptions(replicas=2, max_replicas=5, gpus_per_replica=0.5, settings=settings))
+    reader = deployments["Reader"]
+    assert reader["autoscaling_config"] == {
+        "min_replicas": 2,
+        "max_replicas": 5,
+        "target_ongoing_requests": 4,
+    }
+    assert "num_replicas" not in reader
+    assert reader["ray_actor_options"] == {"num_cpus": 1, "num_gpus": 0.5}
+    assert all(one["graceful_shutdown_timeout_s"] > 110 for one in deployments.values())
+    app(FleetOptions(replicas=2))
+    assert deployments["Reader"]["num_replicas"] == 2
+    assert "autoscaling_config" not in deployments["Reader"]
+
+
+def test_fewer_readers_at_most_than_at_least() -> None:
+    with pytest.raises(ValueError, match="at least replicas=3, not 2"):
+        FleetOptions(replicas=3, max_replicas=2)
+
+
+def test_the_command_s_options_become_those_of_a_fleet(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    search = SearchOptions(docs=["notes", "s3://shelf/notes"])
+    model = ModelOptions(model="owner/name", rag_scale=0.9, cache_dir="cache", shared="store")
+    made = fleet_options(search, model, replicas=2)
+    assert made.docs == (str(tmp_path / "notes"), "s3://shelf/notes")
+    assert (made.model, made.replicas) == ("owner/name", 2)
+    assert (made.cache_dir, made.shared) == (str(tmp_path / "cache"), str(tmp_path / "store"))
+    assert method_of(made.method or "").name == "ape"
+    assert made == FleetOptions.model_validate_json(made.model_dump_json())
+    none = fleet_options(search, replace(model, no_cache=True), cache_memory=None)
+    assert none.load_cache() is None
+    with pytest.raises(InputError, match="at least replicas=3, not 2"):
+        fleet_options(search, model, replicas=3, max_replicas=2)
+
+
+def test_a_fleet_without_a_cache() -> None:
+    assert FleetOptions(cache_memory=None).load_cache() is None
+    cache = FleetOptions(cache_memory=None, shared="memory://shelf").load_cache()
+    assert cache is not None
+    assert (cache.memory, cache.disk) == (None, None)
+    assert cache.shared is not None
+
+
+def replica(name: str, held: set[int]) -> Any:
+    """What Serve tells a router of a reader."""
+    stats = {"held": pack(held)}
+    return SimpleNamespace(
+        replica_id=SimpleIdentity(name), routing_stats=stats, max_ongoing_requests=100
+    )
+
+
+class SimpleIdentity(str):
+    """An id of a replica."""
+
+    @property
+    def unique_id(self) -> str:
+        return str(self)
+
+
+async def test_nobody_waits_or_is_refused_while_a_reader_is_free() -> None:
+    router: Any = Router.__new__(Router)
+    router.initialize_state(routing="resident", rows=3, full=5)
+    loads = {SimpleIdentity("a"): 0, SimpleIdentity("b"): 2, SimpleIdentity("c"): 0}
+    router._replica_queue_len_cache = loads
+    replicas = [replica("a", set()), replica("b", {7, 8}), replica("c", {8})]
+    pending = SimpleNamespace(
+        kwargs={"question": Question((7, 8), (1000, 1000), 0)},
+        metadata=SimpleNamespace(internal_request_id="1"),
+        routing_context=SimpleNamespace(should_backoff=False),
+    )
+
+    async def order() -> list[str]:
+        ranked = await router.choose_replicas(replicas, pending)
+        return [str(one.replica_id) for (one,) in ranked]
+
+    assert await order() == ["b", "c", "a"]
+    loads[SimpleIdentity("b")] = 3
+    assert await order() == ["c", "a", "b"]
+    loads |= {SimpleIdentity("a"): 3, SimpleIdentity("c"): 5}
+    assert await order() == ["b", "a", "c"]
+    # What a question has brought a reader counts before it is published.
+    loads |= dict.fromkeys(loads, 0)
+    pending.kwargs = {"question": Question((9,), (1000,), 0)}
+    router.on_request_routed(pending, SimpleIdentity("a"), None)
+    assert (await order())[0] == "a"
+
+
+async def test_the_server_itself_refuses_what_a_front_could_not_read() -> None:
+    lm = WindowedLM.from_pretrained("tiny-reader", cache=PassageCache("1MiB"), device_map="cpu")
+    reader: Any = Reader.__new__(Reader)
+    reader.name, reader._failed, reader._lm = "one", False, lm
+    reader._app = create_app(lm, Settings(most_body_bytes=10, idle_s=1))
+    headers = [(b"content-type", b"application/json"), (b"x-request-id", b"one\ntwo")]
+    scope: dict[str, Any] = {
+        "type": "http",
+        "method": "POST",
+        "path": "/v1/chat/completions",
+        "headers": headers,
+    }
+    scope |= {"query_string": b"", "root_path": "", "asgi": {"version": "3.0"}}
+    for relayed, status, code in (
+        (Relayed(scope, b"{", late=True), 408, "timeout"),
+        (Relayed(scope, b"{" * 11), 413, "body_too_large"),
+    ):
+        name, messages = await reader.whole(relayed)
+        assert (name, messages[0]["status"]) == ("one", status)
+        assert json.loads(messages[1]["body"])["error"]["code"] == code
+        told = dict(messages[0]["headers"])[b"x-request-id"]
+        assert b"\n" not in told
+
+
+START: dict[str, Any] = {
+    "type": "http.response.start",
+    "status": 200,
+    "headers": [(b"content-type", b"text/event-stream; charset=utf-8")],
+}
+
+
+def piece(text: str, more: bool = True) -> dict[str, Any]:
+    return {"type": "http.response.body", "body": text.encode(), "more_body": more}
+
+
+def refusal(status: int, error: ApiError) -> list[dict[str, Any]]:
+    head = {"type": "http.response.start", "status": status, "headers": []}
+    return [head, piece(bytes(error.response().body).decode(), more=False)]
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses"])
+async def test_a_stream_that_has_said_nothing_yet_is_asked_for_again(path: str) -> None:
+    """Its status and comments are out, so that a second reader goes on where they end."""
+    sent: list[Any] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    passing = _Passing(path, send)
+    await passing.on([{"type": ACCEPTED, "name": "one"}, START])
+    assert [one["type"] for one in sent] == ["http.response.start"]
+    assert (b"x-reader", b"one") in sent[0]["headers"]
+    await passing.on([piece(": ping\n\n")])
+    assert not passing.begun
+    again = [{"type": ACCEPTED, "name": "two"}, START, piece("data: {}\n\n"), piece("", more=False)]
+    await passing.on(again)
+    assert passing.begun
+    assert passing.ended
+    assert [one["type"] for one in sent].count("http.response.start") == 1
+    assert [one["body"] for one in sent[1:]] == [b": ping\n\n", b"data: {}\n\n", b""]
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses"])
+@pytest.mark.parametrize("by", ["the second reader", "the front"])
+async def test_a_refusal_behind_the_status_is_an_event(path: str, by: str) -> None:
+    sent: list[Any] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    async def receive() -> Any:
+        raise AssertionError
+
+    error = ApiError(503, "Nobody is there.", type="server_error", code="unavailable")
+    passing = _Passing(path, send)
+    await passing.on([{"type": ACCEPTED, "name": "one"}, START, piece(": ping\n\n")])
+    if by == "the front":
+        await passing.end(error, {"type": "http"}, receive)
+    else:
+        await passing.on([{"type": ACCEPTED, "name": "two"}, *refusal(503, error)])
+    assert passing.ended
+    text = sent[-1]["body"].decode()
+    assert not sent[-1].get("more_body", False)
+    told = json.loads(text.split("data: ")[1].split("\n")[0])
+    assert told["error"] == error.error
+    if path == "/v1/responses":
+        assert text.startswith("event: error\n")
+        assert text.endswith("data: [DONE]\n\n")
+        assert (told["type"], told["sequence_number"]) == ("error", 0)
+        assert told["message"] == "Nobody is there."
+
+
+async def test_a_refusal_has_its_status() -> None:
+    sent: list[Any] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    error = ApiError(429, "Too many.")
+    passing = _Passing("/v1/responses", send)
+    await passing.on([{"type": ACCEPTED, "name": "one"}, *refusal(429, error)])
+    assert [one.get("status") for one in sent] == [429, None]
+
+
+async def test_a_new_reader_learns_what_was_deleted() -> None:
+    lm = WindowedLM.from_pretrained("tiny-reader", cache=PassageCache("1MiB"), device_map="cpu")
+    texts = ("Zelwick makes cheese.", "Zelwick lies in Sulava.")
+    own = BM25Retriever([Passage(text, id=f"z#{i}") for i, text in enumerate(texts, 1)])
+    reader: Any = Reader.__new__(Reader)
+    reader.name, reader._failed, reader._lm = "one", False, lm
+    reader._app = create_app(lm, Settings(), own)
+    given = {"model": "tiny-reader", "messages": [{"role": "user", "content": "Zelwick?"}]}
+    scope: dict[str, Any] = {
+        "type": "http",
+        "method": "POST",
+        "path": "/v1/chat/completions",
+        "headers": [(b"content-type", b"application/json")],
+    }
+    scope |= {"query_string": b"", "root_path": "", "asgi": {"version": "3.0"}}
+    found = []
+    for deleted in (frozenset[str](), frozenset({"z#2"}), frozenset({"z"})):
+        relayed = Relayed(scope, json.dumps(given).encode(), deleted=deleted)
+        _, messages = await reader.whole(relayed)
+        answer = json.loads(messages[1]["body"])
+        found.append([one["id"] for one in answer["choices"][0]["message"]["citations"]])
+    assert found == [["z#1", "z#2"], ["z#1"], []]
