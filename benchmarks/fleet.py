@@ -32,7 +32,14 @@ from pydantic import BaseModel, ConfigDict, Field
 from benchmarks.report import filled
 from rag_windows.cache.policy import Policy
 from rag_windows_eval.benchmark.result import table
-from rag_windows_server.fleet.routing import ROUTINGS, Held, Question, Replica, Routing, home_of
+from rag_windows_server.fleet.routing import (
+    ROUTINGS,
+    Held,
+    Replica,
+    RoutedQuestion,
+    Routing,
+    home_of,
+)
 
 Numbers = NDArray[np.float64]
 
@@ -409,7 +416,7 @@ def replay(
             for replica, node, held in zip(seen, nodes, known, strict=True):
                 held.published(node.held, asked.at)
                 replica.held = held.numbers
-        best = routing(Question(asked.passages, asked.tokens, asked.home), seen)[0]
+        best = routing(RoutedQuestion(asked.passages, asked.tokens, asked.home), seen)[0]
         nodes[best].ask(asked)
         outcome.asked_of[best] += 1
         if sent:
@@ -626,7 +633,7 @@ def checked(record: Record) -> str:
     replayed = iter([record.replicas.index(one.replica) for one in ordered])
     whole = sum(sum(one.tokens) for one in ordered)
 
-    def as_recorded(question: Question, replicas: Sequence[Replica]) -> list[int]:
+    def as_recorded(question: RoutedQuestion, replicas: Sequence[Replica]) -> list[int]:
         return [next(replayed)]
 
     def line(name: str, encoded: float, counts: Iterable[int]) -> list[str]:

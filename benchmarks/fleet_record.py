@@ -19,8 +19,8 @@ from rag_windows import BatchRequest, Passage, PassageCache, WindowedLM
 from rag_windows_server.fleet.routing import (
     ROUTINGS,
     Held,
-    Question,
     Replica,
+    RoutedQuestion,
     number_of,
     passage_number,
 )
@@ -62,7 +62,7 @@ def recorded(lm: WindowedLM, routing: str, count: int, memory: int) -> Record:
             for name, held in zip(NAMES, known, strict=True)
         ]
         digests = tuple(numbers[one] for one in chosen)
-        asked = Question(digests, tuple(len(passages[one].text) for one in chosen), 0)
+        asked = RoutedQuestion(digests, tuple(len(passages[one].text) for one in chosen), 0)
         best = ROUTINGS[routing](asked, fleet)[0]
         known[best].sent(digests, now)
         given = [passages[one] for one in chosen]

@@ -12,7 +12,7 @@ from benchmarks.report import fill
 from rag_windows_eval.benchmark.result import (
     MEMORY,
     SEQUENTIAL,
-    Row,
+    BenchRow,
     cost,
     percent,
     spread,
@@ -91,9 +91,9 @@ def _cell(text: str) -> str:
     return " ".join(text.replace("|", "/").replace("<", "&lt;").split())
 
 
-def _rows(results: Record) -> dict[str, Row]:
+def _rows(results: Record) -> dict[str, BenchRow]:
     """The rows of all runs of a stage, by their ways."""
-    return {row["name"]: Row(**row) for one in results.values() for row in one["rows"]}
+    return {row["name"]: BenchRow(**row) for one in results.values() for row in one["rows"]}
 
 
 def _targets(record: Record | None) -> Iterator[str]:
@@ -128,7 +128,7 @@ def _targets(record: Record | None) -> Iterator[str]:
 def _bench(results: Record) -> Iterator[str]:
     """The rows of a stage's runs of the bench, those of one context in one table."""
     runs = list(results.values())
-    made = [(one["context"], one["window"], Row(**row)) for one in runs for row in one["rows"]]
+    made = [(one["context"], one["window"], BenchRow(**row)) for one in runs for row in one["rows"]]
     bases = {context: row for context, _, row in made if row.name == SEQUENTIAL}
     lines = [
         [

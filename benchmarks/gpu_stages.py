@@ -43,14 +43,16 @@ from rag_windows_eval.benchmark.result import (
     SEQUENTIAL,
     TOKENS,
     UNCITED,
-    Plan,
+    BenchPlan,
     Result,
 )
 from rag_windows_eval.benchmark.run import peak_bytes, run, wrapped
-from rag_windows_eval.benchmark.workload import Texts, token_bytes, weight_bytes
+from rag_windows_eval.benchmark.workload import BenchTexts, token_bytes, weight_bytes
 
-BIG = Plan("llama-3.1-8b", device="cuda", dtype="bfloat16", window=256, rounds=3, memory=False)
-SMALL = Plan("tiny", dtype="float32", context=64, window=16, new_tokens=4, rounds=1, memory=False)
+BIG = BenchPlan("llama-3.1-8b", device="cuda", dtype="bfloat16", window=256, rounds=3, memory=False)
+SMALL = BenchPlan(
+    "tiny", dtype="float32", context=64, window=16, new_tokens=4, rounds=1, memory=False
+)
 LIMITS = {"float16": (3e-3, 2e-4), "bfloat16": (2e-2, 2e-4)}
 """How far an output, by the largest one, and a log-sum-exp may lie from float64."""
 
@@ -273,9 +275,9 @@ def compared(device: torch.device, most: int, case: Case) -> dict[str, Any]:
     rows = Rows(torch.arange(most, most + tokens))
     asked = Queries(0, query, rows, scale, case.softcap)
     with torch.inference_mode():
-        segments.attend(asked, apart=True)
+        segments.attend(asked, per_part=True)
         with profiling(activities=activities(device)) as profiled:
-            ((_, _, by_text, by_window),) = segments.attend(asked, apart=True)
+            ((_, _, by_text, by_window),) = segments.attend(asked, per_part=True)
         output, _ = attention(Reading(rows, [segments]), asked)
     answered = {row.key for row in profiled.key_averages()}
     # The same in float64, window by window, and their merge.
@@ -283,7 +285,7 @@ def compared(device: torch.device, most: int, case: Case) -> dict[str, Any]:
     for own, part in zip(places, parts, strict=True):
         asking = query[own.to(device)].transpose(0, 1).unsqueeze(0)
         q, k, v = (one.double() for one in (asking, *part))
-        request = backends.Request(q, k, v, scale, heat, case.softcap, causal=texts)
+        request = backends.AttentionRequest(q, k, v, scale, heat, case.softcap, causal=texts)
         found = backends.reference(request)
         outputs.append(found[0][0].transpose(0, 1))
         lses.append(found[1][0].transpose(0, 1))
@@ -345,7 +347,7 @@ def memory(stage: Stage) -> None:
     for context, window in ((32_768, 256), (131_072, 1024)):
         plan = SMALL if stage.stand_in else replace(BIG, context=context, window=window)
         lm = wrapped(plan)
-        asked = Texts(lm, plan.context, plan.window).workload()
+        asked = BenchTexts(lm, plan.context, plan.window).workload()
         for name, answer in ((SEQUENTIAL, plain(lm.model)), (COLD, windowed(lm))):
             with stage.trying(f"{name}, {context:,} tokens"):
                 answer(asked.shortened(1), 3, Clock())
@@ -387,7 +389,7 @@ def profile(stage: Stage) -> None:
     steps, tokens = 4, 16
     profiled, clock = profiling(activities=activities(stage.device)), Clock()
     lm = wrapped(plan)
-    asked = Texts(lm, plan.context, plan.window).workload()
+    asked = BenchTexts(lm, plan.context, plan.window).workload()
     with warm_cache(plan, lm) as cache:
         answer = windowed(lm.with_cache(cache))
         for one in (Clock(), clock, Profiled(profiled, tokens // 2, steps)):

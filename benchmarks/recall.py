@@ -18,7 +18,7 @@ from statistics import fmean
 import pandas as pd
 
 from rag_windows_eval.inscit import InscitTask
-from rag_windows_eval.task import Example
+from rag_windows_eval.task import TaskExample
 from rag_windows_retrievers import (
     BM25Retriever,
     ConversationalRetriever,
@@ -34,7 +34,7 @@ from rag_windows_retrievers.retriever import Condense
 DEPTHS, DEEPEST = (1, 5, 20), 100
 
 
-def measure(retriever: Retriever, condense: Condense, turns: Sequence[Example]) -> list[float]:
+def measure(retriever: Retriever, condense: Condense, turns: Sequence[TaskExample]) -> list[float]:
     """Percent of recalls, of hits, and MRR, over turns that have evidence."""
     conversational, ranks = ConversationalRetriever(retriever, condense), []
     for turn in turns:

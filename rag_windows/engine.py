@@ -30,7 +30,7 @@ from rag_windows.attention.layers import (
     probe_ids,
     prompt_limit,
 )
-from rag_windows.attention.twin import Twin
+from rag_windows.attention.mirror import ModelMirror
 from rag_windows.cache.encoder import CachedEncoder
 from rag_windows.cache.fingerprint import ModelIdentity, TokenizerIdentity
 from rag_windows.cache.passage_cache import PassageCache
@@ -39,7 +39,7 @@ from rag_windows.errors import (
     InputError,
     LimitError,
     ModelError,
-    stop_iteration_told,
+    report_stop_iteration,
     without_stop_iteration,
 )
 from rag_windows.generate import Decoder
@@ -49,7 +49,7 @@ from rag_windows.methods import APE, PCW, Auto, Method, QueryLikelihood, Sequent
 from rag_windows.passage import Passage, WindowTokens, refuse_single, with_neighbours
 from rag_windows.prefill import (
     EncodedContext,
-    Encoder,
+    ModelEncoder,
     Prefill,
     PrefillCancelledError,
     ToEncode,
@@ -96,7 +96,7 @@ from rag_windows.threads import Worker
 logger = logging.getLogger(__name__)
 
 OnWarmed = Callable[[int, int | None], None]
-"""Told how many passages are done, and of how many; None where that is not known."""
+"""Called with the number of passages done and of all; None where that is not known."""
 
 CHUNK = 32
 """Passages that are looked up, encoded and stored together; an interruption loses no more."""
@@ -161,8 +161,8 @@ class Engine:
         self.method = resolve(method)
         register()
         check_config(model)
-        twin = Twin(model)
-        self.plain_encoder = Encoder(twin, max_batch_tokens)
+        mirror = ModelMirror(model)
+        self.plain_encoder = ModelEncoder(mirror, max_batch_tokens)
         self.decoder = Decoder(model, self.plain_encoder)
         self._clock_known = False
         self._text: TextParts | None = None
@@ -173,8 +173,8 @@ class Engine:
             reasoning = ReasoningFormat.of(tokenizer, template_kwargs or {})
             self._text = TextParts(prompt, Detokenizer(tokenizer), reasoning)
         prompt_or_none = None if self._text is None else self._text.prompt
-        twin.check = functools.partial(_check, model, self.decoder, prompt_or_none)
-        twin.check()
+        mirror.check = functools.partial(_check, model, self.decoder, prompt_or_none)
+        mirror.check()
         self._tokenizer_identity = TokenizerIdentity(tokenizer)
         self._revision = revision
         self._attach(PassageCache.of(cache))
@@ -353,14 +353,14 @@ class Engine:
         self, request: Request, encoder: WindowEncoder | None = None
     ) -> Prefill[EncodedContext]:
         """Encode what queries of a request read, pass by pass; a passage is one citation group."""
-        windows, told = request.parts.windows, request.on_encoded
+        windows, on_encoded = request.parts.windows, request.on_encoded
         return prefill_context(
             self.encoder if encoder is None else encoder,
             request.parts.prefix_ids,
             [window.ids for window in windows],
             request.method,
             groups=[window.passage for window in windows],
-            on_encoded=None if told is None else stop_iteration_told(told),
+            on_encoded=None if on_encoded is None else report_stop_iteration(on_encoded),
             sources=request.sources,
             scores=[request.passages[window.passage].score for window in windows],
             chunks=[window.before for window in windows],
@@ -495,7 +495,7 @@ class Engine:
             )
 
     def stream(self, request: Request) -> Iterator[Chunk]:
-        """Answer in a thread of its own and yield the text as it settles.
+        """Answer in a thread of its own and yield the text as it becomes final.
 
         Closing the iterator stops the work and waits for it; an exception in it is raised here.
         """
@@ -576,7 +576,7 @@ class Engine:
                     f"read in windows all the same, as one prompt does not hold them: {ordinary}"
                 )
                 return request, context, replace(found, taken=False, message=message)
-            del context  # the windows' keys make room for those of the whole prompt
+            del context  # frees the windows' keys for those of the whole prompt
         message = f"The passages were read one after the other, because {found.message}."
         return ordinary, self.encode(ordinary, cancelled), replace(found, message=message)
 

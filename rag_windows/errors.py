@@ -57,7 +57,7 @@ class ToolsUnsupportedError(ModelError, NotImplementedError):
 
 
 class GenerationError(RagWindowsError):
-    """Generation was asked for something it can't do, or failed on the way."""
+    """Generation was asked for something it can't do, or failed."""
 
 
 class GenerationTimeoutError(GenerationError):
@@ -124,26 +124,26 @@ def without_stop_iteration(error: BaseException) -> BaseException:
     """
     if not isinstance(error, StopIteration | StopAsyncIteration):
         return error
-    told = GenerationError(
+    report = GenerationError(
         f"A function that was passed to this call raised {type(error).__name__}, which looks like "
         "the end of an iterator. Let it raise another error, or give next() a default."
     )
-    told.__cause__ = error
-    return told
+    report.__cause__ = error
+    return report
 
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def stop_iteration_told(call: Callable[P, R]) -> Callable[P, R]:
+def report_stop_iteration(call: Callable[P, R]) -> Callable[P, R]:
     """The call, which raises a caller's StopIteration as `without_stop_iteration` has it."""
 
     @functools.wraps(call)
-    def told(*args: P.args, **kwargs: P.kwargs) -> R:
+    def reporting(*args: P.args, **kwargs: P.kwargs) -> R:
         try:
             return call(*args, **kwargs)
         except (StopIteration, StopAsyncIteration) as error:
             raise without_stop_iteration(error) from error
 
-    return told
+    return reporting

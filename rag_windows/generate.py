@@ -24,7 +24,7 @@ from rag_windows.errors import InputError
 from rag_windows.kv import Members, Windows
 from rag_windows.loading import input_device
 from rag_windows.methods import QueryLikelihood, query_bias
-from rag_windows.prefill import EncodedContext, Encoder
+from rag_windows.prefill import EncodedContext, ModelEncoder
 from rag_windows.sampling import (
     ASSISTED,
     BATCHING,
@@ -74,21 +74,21 @@ class Decoder:
         runner: of the same weights with our attention.
     """
 
-    def __init__(self, model: PreTrainedModel, runner: Encoder) -> None:
+    def __init__(self, model: PreTrainedModel, runner: ModelEncoder) -> None:
         self.model = model
         self.runner = runner
-        self._twin = runner.model
+        self._mirror = runner.model
         self._derive()
 
     def follow(self) -> None:
         """Take over what was edited in the model since the last call; see `Encoder.follow`."""
         self.runner.follow()
-        if self._version != self.runner.twin.version:
+        if self._version != self.runner.mirror.version:
             self._derive()
 
     def _derive(self) -> None:
-        self._version = self.runner.twin.version
-        self._view = make_view(self._twin)
+        self._version = self.runner.mirror.version
+        self._view = make_view(self._mirror)
         self._table_limit = table_limit(self.model.config.get_text_config(decoder=True))
 
     @property
@@ -164,8 +164,8 @@ class Decoder:
             )
 
     def _reader(self, context: EncodedContext) -> PreTrainedModel:
-        """What reads the windows: the twin, or the view that asks each of them."""
-        return self._view if isinstance(context.windows, Members) else self._twin
+        """What reads the windows: the mirror, or the view that asks each of them."""
+        return self._view if isinstance(context.windows, Members) else self._mirror
 
     @torch.no_grad()
     def forward(
@@ -202,13 +202,13 @@ class Decoder:
                 "context that of one query first, with Decoder.for_query(context, query_ids)."
             )
         ids = ids.to(input_device(self.model))
-        kept = {} if last is None else {"logits_to_keep": last}
+        extra = {} if last is None else {"logits_to_keep": last}
         if context.windows is None:
             before = context.prefix_ids if past == 0 else ()
             prefix = torch.tensor(before, dtype=torch.int64, device=ids.device)
             whole = torch.cat([prefix.expand(rows, -1), ids], dim=1)
             held = {CACHE: cache, "use_cache": cache is not None}
-            output = self.model(whole, **held, **kept)
+            output = self.model(whole, **held, **extra)
             return torch.as_tensor(output.logits)[:, -(last or tokens) :]
         start = context.query_start + past
         positions = torch.arange(start, start + tokens, device=ids.device).expand(rows, -1)
@@ -216,7 +216,7 @@ class Decoder:
         check_tables(self._table_limit, start + tokens)
         with use_layout(self.layout(context, recorder)):
             output = self._reader(context)(
-                ids, position_ids=positions, **{CACHE: cache}, use_cache=True, **kept
+                ids, position_ids=positions, **{CACHE: cache}, use_cache=True, **extra
             )
         return torch.as_tensor(output.logits)[:, -(last or tokens) :]
 
@@ -271,7 +271,7 @@ class Decoder:
                 rows = max(self.option(kwargs, name) or 1 for name in BATCHING)
                 positions = [[*range(seen), *range(start, end)]]
                 kwargs[CACHE] = context.new_cache(rows)
-                # The prefix is read from the cache alone, so it can't be left out.
+                # The prefix is read only from the cache, so it can't be left out.
                 kwargs["use_cache"] = True
                 kwargs["position_ids"] = torch.tensor(positions, device=device)
                 recorder = WeightRecorder(end - 1) if record_weights else None

@@ -50,8 +50,8 @@ class Windows:
 
     Attributes:
         windows: at least one, in order.
-        spans: lengths of stretches whose attention is told apart; they add up to those of the
-            windows, and none reaches over a window's end.
+        spans: lengths of stretches whose attention is measured separately; they add up to those of
+            the windows, and none reaches over a window's end.
         span_groups: (spans, groups) fp32, on the CPU: for which citation groups the attention on a
             span counts, and how much for each.
     """
@@ -102,11 +102,11 @@ class Windows:
                 first = last
 
 
-class Shelf:
+class WindowBuffer:
     """Windows of given lengths side by side in memory, each head's tokens in a row.
 
-    So they are read quickest. Each forward pass is copied in as it ends, and its own tensors go: at
-    no time are there two of all keys and values.
+    They are read fastest so. Each forward pass is copied in as it ends, and its own tensors are
+    freed: memory never holds all keys and values twice.
     """
 
     def __init__(self, lengths: Sequence[int]) -> None:
@@ -116,18 +116,18 @@ class Shelf:
         self._values: list[torch.Tensor] = []
 
     def put(self, index: int, window: Window) -> Window:
-        """Copy a window in; returns the same window, standing on the shelf."""
+        """Copy a window in; returns the same window, as views of the buffer."""
         place = slice(self._starts[index], self._ends[index])
         keys = self._copied(self._keys, place, window.keys)
         values = self._copied(self._values, place, window.values)
         return Window(window.ids, window.start, keys, values)
 
     def _copied(
-        self, shelf: list[torch.Tensor], place: slice, tensors: Sequence[torch.Tensor]
+        self, buffer: list[torch.Tensor], place: slice, tensors: Sequence[torch.Tensor]
     ) -> tuple[torch.Tensor, ...]:
-        if not shelf:
-            shelf += [one.new_empty(one.shape[0], self._ends[-1], one.shape[2]) for one in tensors]
-        return tuple(whole[:, place].copy_(one) for whole, one in zip(shelf, tensors, strict=True))
+        if not buffer:
+            buffer += [one.new_empty(one.shape[0], self._ends[-1], one.shape[2]) for one in tensors]
+        return tuple(whole[:, place].copy_(one) for whole, one in zip(buffer, tensors, strict=True))
 
 
 @dataclass(frozen=True, slots=True)

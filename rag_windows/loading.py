@@ -70,8 +70,8 @@ def _cuda_devices() -> int:
 def input_device(model: PreTrainedModel) -> torch.device:
     """The device that token ids go to.
 
-    Weights that accelerate keeps offloaded stand on the meta device between calls; the device
-    they are computed on is known to its hooks alone.
+    Weights that accelerate keeps offloaded stand on the meta device between calls; only
+    its hooks know the device that they are computed on.
     """
     if model.device.type != "meta":
         return model.device
@@ -365,7 +365,7 @@ def _late_bars() -> Iterator[None]:
 
     before = transformers_logging.set_tqdm_hook(None)
     transformers_logging.set_tqdm_hook(before or late)
-    # The loader of GGUF files alone takes its bar from elsewhere, where no hook sees it.
+    # Only the loader of GGUF files takes its bar from elsewhere, where no hook sees it.
     gguf_loader: Any = modeling_gguf_pytorch_utils
     unseen = gguf_loader.tqdm
     gguf_loader.tqdm = transformers_logging.tqdm

@@ -21,7 +21,7 @@ from rag_windows.calibration import Example, Profile
 from rag_windows.calibration.compare import KEEP_BYTES, By, Metric, OnProgress, compare
 from rag_windows.codebook.book import OnPrepared, PassageBook
 from rag_windows.engine import Engine, OnWarmed, Warmed
-from rag_windows.errors import InputError, stop_iteration_told
+from rag_windows.errors import InputError, report_stop_iteration
 from rag_windows.guard import FallbackOption
 from rag_windows.icl.classifier import (
     Classification,
@@ -85,8 +85,8 @@ class WindowedLM:
             template_kwargs=template_kwargs,
             **options,
         )
-        if self.profile is not None and (told := self.profile.model.mismatch(model)):
-            warnings.warn(told, UserWarning, stacklevel=3)
+        if self.profile is not None and (message := self.profile.model.mismatch(model)):
+            warnings.warn(message, UserWarning, stacklevel=3)
         self.header = header
         self.template_kwargs = dict(template_kwargs or {})
 
@@ -229,7 +229,7 @@ class WindowedLM:
             )
         return model.hex(), tokenizer.hex()
 
-    @stop_iteration_told
+    @report_stop_iteration
     def generate(
         self,
         query: Messages,
@@ -302,7 +302,7 @@ class WindowedLM:
         engine, request = self.engine.ask(asked)
         return engine.answer(request)
 
-    @stop_iteration_told
+    @report_stop_iteration
     def stream(
         self,
         query: Messages,
@@ -324,7 +324,7 @@ class WindowedLM:
         engine, request = self.engine.ask(asked)
         return engine.stream(request)
 
-    @stop_iteration_told
+    @report_stop_iteration
     def generate_batch(
         self,
         requests: Sequence[Mapping[str, Any] | BatchRequest],
@@ -394,7 +394,7 @@ class WindowedLM:
             lambda: host.scheduler(max_rows=max_rows, max_bytes=max_bytes),
         )
 
-    @stop_iteration_told
+    @report_stop_iteration
     def warm(
         self,
         passages: Iterable[PassageLike],
@@ -431,7 +431,7 @@ class WindowedLM:
             ttl=ttl,
         )
 
-    @stop_iteration_told
+    @report_stop_iteration
     def warm_from_retriever(self, retriever: object, **options: Any) -> Warmed:
         """Call `warm` with all documents that a retriever, index or store can list.
 
@@ -445,7 +445,7 @@ class WindowedLM:
         """
         return self.warm(passages_of(retriever), **options)
 
-    @stop_iteration_told
+    @report_stop_iteration
     def score(
         self,
         query: Messages,
@@ -469,7 +469,7 @@ class WindowedLM:
         """
         return self.score_batch([query], passages, choices, prefix=prefix, method=method)[0]
 
-    @stop_iteration_told
+    @report_stop_iteration
     def score_batch(
         self,
         queries: Sequence[Messages],
@@ -524,7 +524,7 @@ class WindowedLM:
         **options: Unpack[ClassifyOptions],
     ) -> list[Classification]: ...
 
-    @stop_iteration_told
+    @report_stop_iteration
     def classify(
         self,
         text: str | Sequence[str],
@@ -543,7 +543,7 @@ class WindowedLM:
         Args:
             text: one text, or a list of texts.
             demonstrations: (text, label) pairs, mappings with these keys, or `Demonstration`. The
-                list may be empty: the labels are then judged by the text alone.
+                list may be empty: the labels are then judged by the text only.
             labels: at least two labels to choose from; None takes those of the demonstrations.
             template: a `Template`, the form of a demonstration ("{text}: {label}", the default), or
                 a pair of that and the text's form ("{text}:").
@@ -567,7 +567,7 @@ class WindowedLM:
         found = classify(self.engine, texts, demonstrations, labels, **options)
         return found[0] if isinstance(text, str) else found
 
-    @stop_iteration_told
+    @report_stop_iteration
     def compare(
         self,
         examples: Iterable[Example | Mapping[str, Any]],
@@ -608,7 +608,7 @@ class WindowedLM:
             max_new_tokens: length of the answers.
             refine: whether there is a second, finer round of a grid.
             seed: seed of folds and bootstrap intervals.
-            keep_bytes: largest size of the keys and values that are kept between the rounds.
+            keep_bytes: largest size of the keys and values that are stored between the rounds.
             on_progress: called with the name of the step, how much of it is done, and how much
                 there is.
 
@@ -630,7 +630,7 @@ class WindowedLM:
             on_progress=on_progress,
         )
 
-    @stop_iteration_told
+    @report_stop_iteration
     def codebook(
         self,
         method: str | Method | None = None,
@@ -733,7 +733,7 @@ class WindowedLM:
         seed: int | None = None,
         **generate_kwargs: Any,
     ) -> list[int]:
-        """Continue a query at token level, greedily unless told otherwise.
+        """Continue a query at token level, greedily by default.
 
         Returns:
             The generated ids, end token included.

@@ -275,7 +275,7 @@ def passages_of(retriever: object) -> list[Passage]:
 
 
 NEIGHBOURS = 8
-"""How many chunks `with_neighbours` gives a passage, unless it is told."""
+"""How many chunks `with_neighbours` gives a passage by default."""
 
 _BETWEEN = 16
 """Characters between two chunks that splitting may have left out, such as blank lines."""
@@ -429,7 +429,7 @@ def _is_title(value: object) -> bool:
 
 
 def _documents(value: Any, depth: int) -> Iterable[Any] | None:
-    """What a value holds, or None if it can't be told."""
+    """What a value holds, or None if that is unknown."""
     if value is None or depth > _DEEPEST or isinstance(value, str | bytes):
         return None
     if isinstance(value, Sequence):

@@ -20,20 +20,20 @@ from rag_windows.attention.layers import (
     table_limit,
 )
 from rag_windows.attention.layout import AllCaptured, Capture, TextsLayout, use_layout
-from rag_windows.attention.twin import Twin
+from rag_windows.attention.mirror import ModelMirror
 from rag_windows.errors import GenerationError, InputError
-from rag_windows.kv import Members, Shelf, Window, Windows
+from rag_windows.kv import Members, Window, WindowBuffer, Windows
 from rag_windows.loading import input_device
 from rag_windows.methods import DeepThinking, Method, Sequential
 from rag_windows.methods.base import waits_for_query, window_starts
-from rag_windows.steps.recompute import check_room, recompute, refine
+from rag_windows.steps.recompute import check_passes, recompute, refine
 from rag_windows.steps.rows_cache import RowsCache
 
 
 def chunks(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
     """Indices of windows that share a forward pass of at most ``max_tokens``, longest first.
 
-    Windows of equal length stand beside each other; a longer one than a pass is alone in its own.
+    Windows of equal length stand beside each other; one longer than a pass has a pass of its own.
     """
     made: list[list[int]] = []
     held = 0
@@ -50,7 +50,7 @@ def chunks(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
 def beginnings(texts: Sequence[Sequence[int]], starts: Sequence[int]) -> list[list[int]]:
     """Indices of texts that one pass over the first of them serves: it begins with the others.
 
-    A token sees what stands in front of it alone, so it is the same in all of them.
+    A token sees only what stands in front of it, so it is the same in all of them.
     """
     runs: list[list[int]] = []
     # Sorted, a text stands in front of those that begin with it.
@@ -66,13 +66,13 @@ def beginnings(texts: Sequence[Sequence[int]], starts: Sequence[int]) -> list[li
 T = TypeVar("T")
 
 OnEncoded = Callable[[int, int], None]
-"""Told how many windows are encoded, of how many."""
+"""Called with the number of windows encoded and of all windows."""
 
 Prefill = Generator[float, None, T]
 """Encoding that stops after each forward pass, so that whoever runs it can do other work between.
 
 It yields the seconds for which it has nothing to do: 0 after a pass, more while it waits for others
-that encode the same. Closing it ends the work; what a cache can use of it is kept.
+that encode the same. Closing it ends the work; what a cache can use of it stays.
 """
 
 
@@ -113,7 +113,7 @@ class Source:
 
     Attributes:
         name: how errors call it.
-        labels: names of the passage and its document, by which a cache can be told to forget it;
+        labels: names of the passage and its document, by which a cache can forget it;
             the first one stands for the passage's content.
     """
 
@@ -195,29 +195,29 @@ class Encoded:
 
 
 class WindowEncoder(Protocol):
-    """What turns prefix and windows into keys and values: an `Encoder`, or a cache before one."""
+    """What turns prefix and windows into keys and values: a `ModelEncoder`, or a cache before."""
 
     def prefill(self, asked: ToEncode) -> Prefill[Encoded]:
         """Encode what one request reads."""
 
     @property
-    def runner(self) -> Encoder:
+    def runner(self) -> ModelEncoder:
         """What runs the model."""
 
 
-class Encoder:
+class ModelEncoder:
     """Runs the model over prefix and windows and keeps each layer's keys and values.
 
     It holds no state of a call, so threads may share one.
 
     Args:
-        twin: the model with our attention.
+        mirror: the model with our attention.
         max_batch_tokens: tokens of one forward pass, but for a single longer window; None for
             `PASS_TOKENS`.
     """
 
-    def __init__(self, twin: Twin, max_batch_tokens: int | None = None) -> None:
-        self.twin = twin
+    def __init__(self, mirror: ModelMirror, max_batch_tokens: int | None = None) -> None:
+        self.mirror = mirror
         self._max_batch_tokens = max_batch_tokens
         self._derive()
 
@@ -227,12 +227,12 @@ class Encoder:
         Raises:
             UnsupportedModelError: what it became can't be split into windows.
         """
-        self.twin.follow()
-        if self._version != self.twin.version:
+        self.mirror.follow()
+        if self._version != self.mirror.version:
             self._derive()
 
     def _derive(self) -> None:
-        version = self.twin.version
+        version = self.mirror.version
         config = self.model.config.get_text_config(decoder=True)
         self.sliding_windows = sliding_windows_of(config)
         self._table_limit = table_limit(config)
@@ -244,14 +244,14 @@ class Encoder:
         self._version = version
 
     @property
-    def runner(self) -> Encoder:
+    def runner(self) -> ModelEncoder:
         """Itself."""
         return self
 
     @property
     def model(self) -> PreTrainedModel:
         """The model that encodes."""
-        return self.twin.model
+        return self.mirror.model
 
     @property
     def pass_tokens(self) -> int:
@@ -278,13 +278,13 @@ class Encoder:
     def prefill_windows(self, prefix: Window | None, asked: ToEncode) -> Prefill[list[Window]]:
         """Encode what one request reads, side by side in memory and in the order given."""
         encoded: dict[int, Window] = {}
-        windows, told = asked.windows, asked.on_encoded
-        shelf = Shelf([len(ids) for ids in windows])
+        windows, on_encoded = asked.windows, asked.on_encoded
+        buffer = WindowBuffer([len(ids) for ids in windows])
         refinement = asked.method.refinement
         for batch in self.encode_batches(prefix, windows, asked.starts, refinement, asked.before):
-            encoded |= {index: shelf.put(index, window) for index, window in batch.items()}
-            if told is not None:
-                told(len(encoded), len(windows))
+            encoded |= {index: buffer.put(index, window) for index, window in batch.items()}
+            if on_encoded is not None:
+                on_encoded(len(encoded), len(windows))
             yield 0.0
         return [encoded[index] for index in range(len(windows))]
 
@@ -304,12 +304,12 @@ class Encoder:
         texts = [(*seen, *ids) for seen, ids in zip(before, windows, strict=True)]
         firsts = [start - len(seen) for start, seen in zip(starts, before, strict=True)]
         # A refined token has seen all of its text, so that no other text has the same one.
-        alone = refinement is not None or not any(before)
-        runs = [[i] for i in range(len(windows))] if alone else beginnings(texts, firsts)
+        separate = refinement is not None or not any(before)
+        runs = [[i] for i in range(len(windows))] if separate else beginnings(texts, firsts)
         longest = [run[0] for run in runs]
         lengths = [len(texts[i]) for i in longest]
         if refinement is not None:
-            check_room(refinement, firsts, lengths, self._position_limit, "Window {}".format)
+            check_passes(refinement, firsts, lengths, self._position_limit, "Window {}".format)
         for chunk in chunks(lengths, self.pass_tokens):
             whole = [longest[i] for i in chunk]
             made = self.run([texts[i] for i in whole], [firsts[i] for i in whole], prefix)
@@ -387,7 +387,7 @@ class EncodedContext:
         encoded_windows: how many windows were computed for it.
         found: indices of those that were not.
         settled: whether a step that waits for the query was taken, so that this context serves one
-            query alone; see `waits`.
+            query only; see `waits`.
         chosen: where the method chooses windows for each query: None before, then which of all
             windows are read; `lengths` remain those of all.
     """
@@ -440,14 +440,14 @@ class EncodedContext:
         )
 
     def choosing(self, groups: Collection[int]) -> EncodedContext:
-        """The same for one query, with the windows of some citation groups alone, in order."""
-        kept = [index for index, group in enumerate(self.groups) if group in groups]
+        """The same for one query, with only the windows of some citation groups, in order."""
+        chosen = [index for index, group in enumerate(self.groups) if group in groups]
         narrow = self.narrowed(
-            [self.each[i] for i in kept],
-            [self.groups[i] for i in kept],
-            [self.scores[i] for i in kept] if self.scores else [],
+            [self.each[i] for i in chosen],
+            [self.groups[i] for i in chosen],
+            [self.scores[i] for i in chosen] if self.scores else [],
         )
-        return replace(narrow, chosen=tuple(kept), settled=True)
+        return replace(narrow, chosen=tuple(chosen), settled=True)
 
     def encoded_again(self, windows: Sequence[Window], again: Sequence[int]) -> EncodedContext:
         """The same with other keys and values of the windows, of which so many tokens are new."""

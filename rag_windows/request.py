@@ -20,7 +20,7 @@ from rag_windows.prompt.builder import PromptParts
 from rag_windows.prompt.conversation import Conversation
 from rag_windows.prompt.reasoning import ReasoningFormat
 from rag_windows.sampling import LogprobRecorder, whole_number
-from rag_windows.steps.recompute import check_room
+from rag_windows.steps.recompute import check_passes
 
 Messages = str | Sequence[Mapping[str, Any]] | Conversation
 PassageLike = Passage | str | Mapping[str, Any]
@@ -155,11 +155,11 @@ def check_limits(
     if limit is None:
         return
     prefix, query = len(parts.prefix_ids), len(parts.query_ids)
-    room = limit - prefix - query - max_new_tokens
-    if room < (1 if parts.windows else 0):
+    free = limit - prefix - query - max_new_tokens
+    if free < (1 if parts.windows else 0):
         raise LimitError(
             f"The request does not fit the model: a prefix of {prefix} tokens, a query of {query} "
-            f"tokens and {max_new_tokens} new tokens need {limit - room} of the model's {limit} "
+            f"tokens and {max_new_tokens} new tokens need {limit - free} of the model's {limit} "
             "positions and leave none for passages. Shorten the question or the conversation, or "
             "ask for fewer new tokens. Pass retrieved text as passages=, which are read in "
             "windows."
@@ -174,9 +174,9 @@ def check_limits(
     asked = ToEncode(parts.prefix_ids, windows, method, chunks=chunks)
     lengths, before = ([len(ids) for ids in each] for each in (windows, asked.before))
     for index, (length, together) in enumerate(zip(lengths, accumulate(lengths), strict=True)):
-        if not in_order(method) and before[index] + length > room:
-            seen, fitting = before[index], room - before[index]
-            advice = f"Set max_window_tokens={room} or less, which splits it into several windows."
+        if not in_order(method) and before[index] + length > free:
+            seen, fitting = before[index], free - before[index]
+            advice = f"Set max_window_tokens={free} or less, which splits it into several windows."
             if seen:
                 advice = (
                     f"It is encoded behind {seen} tokens of neighbours or sink, which have to fit "
@@ -185,38 +185,38 @@ def check_limits(
                 )
             raise LimitError(
                 f"{name(index)} needs a window of {length} tokens, but the model's {limit} "
-                f"positions leave {room} beside prefix, query and new tokens. {advice}"
+                f"positions leave {free} beside prefix, query and new tokens. {advice}"
             )
-        if in_order(method) and together > room:
+        if in_order(method) and together > free:
             raise LimitError(
                 f"The passages do not fit the model one after the other: {name(index)} has "
                 f"{length} tokens, {together} with the passages before it, but the model's "
-                f"{limit} positions leave {room} beside prefix, query and new tokens. Give fewer "
+                f"{limit} positions leave {free} beside prefix, query and new tokens. Give fewer "
                 "passages, or use a method with windows, such as 'ape' or 'pcw'."
             )
     if isinstance(method.selection, QueryLikelihood) and not method.selection.reader.windowed:
-        _check_chosen(method.selection, parts, room, limit)
+        _check_chosen(method.selection, parts, free, limit)
     if method.refinement is not None and method.windowed:
         starts = [start - seen for start, seen in zip(asked.starts, before, strict=True)]
         whole = [length + seen for length, seen in zip(lengths, before, strict=True)]
-        check_room(method.refinement, starts, whole, limit, name)
+        check_passes(method.refinement, starts, whole, limit, name)
     elif method.refinement is not None:
         whole = [sum(lengths)]
-        check_room(method.refinement, [prefix], whole, limit, lambda _: "All passages together")
+        check_passes(method.refinement, [prefix], whole, limit, lambda _: "All passages together")
 
 
-def _check_chosen(selection: QueryLikelihood, parts: PromptParts, room: int, limit: int) -> None:
+def _check_chosen(selection: QueryLikelihood, parts: PromptParts, free: int, limit: int) -> None:
     """Refuse more passages in one prompt than fit, whichever the query chooses."""
     tokens: dict[int, int] = {}
     for window in parts.windows:
         tokens[window.passage] = tokens.get(window.passage, 0) + len(window.ids)
     longest = sorted(tokens.values(), reverse=True)
     together = sum(longest[: selection.retrieve])
-    if together > room:
-        fitting = sum(1 for total in accumulate(longest) if total <= room)
+    if together > free:
+        fitting = sum(1 for total in accumulate(longest) if total <= free)
         raise LimitError(
             f"The {selection.retrieve} passages that {selection.name} reads in one prompt may have "
-            f"{together} tokens, but the model's {limit} positions leave {room} beside prefix, "
+            f"{together} tokens, but the model's {limit} positions leave {free} beside prefix, "
             f"query and new tokens. "
             + (f"Set retrieve={fitting} or less." if fitting else "Read them with 'pcw'.")
         )
@@ -229,7 +229,7 @@ def passage_name(passage: Passage, index: int) -> str:
 
 
 def content_label(passage: Passage) -> str:
-    """Equal for passages of equal title and text, whatever their ids, and for these alone.
+    """Equal for passages of equal title and text, whatever their ids, and only for these.
 
     A fleet finds out by it where a passage's windows are, without a model or a tokenizer.
     """
@@ -243,7 +243,7 @@ def labels_of(passage: Passage) -> tuple[str, ...]:
 
     `content_label` comes first. The ids are the passage's own; its document's, which is an id
     without the ``#3`` that splitting adds, `Passage.document`, and what the metadata say. The
-    chunks in front of it that it was encoded in sight of are known by their document alone.
+    chunks in front of it that it was encoded in sight of are known only by their document.
     """
     labels = {content_label(passage): None}
     if passage.id:

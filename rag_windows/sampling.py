@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 from transformers import LogitsProcessor, StoppingCriteria
 
 from rag_windows.errors import GenerationError, InputError
-from rag_windows.prompt.detokenize import Detokenizer, Parts, TextStream
+from rag_windows.prompt.detokenize import AnswerDivider, Detokenizer, TextStream
 from rag_windows.results import TokenLogprob
 
 MODEL_INPUTS = (
@@ -191,11 +191,11 @@ class StopStrings(StoppingCriteria):
         detokenizer: Detokenizer,
         stop: Sequence[str],
         prompt_length: int,
-        parts: Parts | None = None,
+        parts: AnswerDivider | None = None,
     ) -> None:
         self._start = self._seen = prompt_length
         self._fresh = TextStream(detokenizer, stop, parts)
-        self._lone = self._fresh.fork()
+        self._single = self._fresh.fork()
         # The texts of several rows, by the bytes of the generated tokens that were seen.
         self._rows: dict[bytes, TextStream] = {}
 
@@ -204,8 +204,8 @@ class StopStrings(StoppingCriteria):
         seen, self._seen = self._seen, input_ids.shape[1]
         if len(input_ids) == 1:
             # It only grows, so the tokens before need not be looked at.
-            self._lone.feed(input_ids[0, seen:].tolist())
-            return torch.tensor([self._lone.stopped], device=input_ids.device)
+            self._single.feed(input_ids[0, seen:].tolist())
+            return torch.tensor([self._single.stopped], device=input_ids.device)
         # Beams change places: the tokens before tell which text a row goes on with.
         rows: list[tuple[bytes, TextStream]] = []
         for row in input_ids[:, self._start :].cpu().numpy():

@@ -66,7 +66,7 @@ if hasattr(os, "register_at_fork"):  # Windows has no forks
 
 
 PATIENCE = 30.0
-"""Seconds that a process which ends waits for its workers, once they were told to stop."""
+"""Seconds that a process which ends waits for its workers, once they were asked to stop."""
 
 
 class Worker(threading.Thread):

@@ -304,3 +304,21 @@ def test_the_engine_needs_no_extra(engine_alone: subprocess.Popen[str]) -> None:
 def test_a_warning_in_our_packages_is_an_error(module: str) -> None:
     with pytest.raises(UserWarning, match="spoken"):
         exec("import warnings; warnings.warn('spoken')", {"__name__": module})  # noqa: S102 - the module name decides, and only a namespace can set it
+
+
+SHARED_NAMES = {
+    "Items": "what each attention kernel makes of items, as attention/items.py asks of them",
+    "RagWindowsRetriever": "the name in both frameworks",
+    "WindowedPrompt": "public in LlamaIndex's adapter and in the connector for vLLM",
+}
+"""Names of more than one public class, and why."""
+
+
+def test_the_name_of_a_public_class_has_one_meaning() -> None:
+    places: dict[str, list[str]] = {}
+    for path in sources(*PACKAGES[:-1]):
+        for node in tree(path).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places.setdefault(node.name, []).append(where(path, node.lineno))
+    twice = {name: found for name, found in places.items() if len(found) > 1}
+    assert twice.keys() == SHARED_NAMES.keys(), twice

@@ -31,7 +31,7 @@ CONTRARY = "Contrary to the earlier report, "
 
 Said = tuple[str, tuple[Hint, ...]]
 """A sentence, and whom it is about."""
-Told = tuple[str | None, list[Said]]
+Passage = tuple[str | None, list[Said]]
 """Title and sentences of a passage."""
 
 
@@ -42,17 +42,17 @@ class Connected:
     `task` is one of these:
 
     - "split documents": a document about one entity is cut into two or four passages that follow
-      each other. The first one has the title and the name; the others say he, she, it or "the
-      company" alone.
-    - "aliases": one passage says what an entity is called for short; a later one uses that alone.
+      each other. The first one has the title and the name; the others say he, she, it or only
+      "the company".
+    - "aliases": one passage says what an entity is called for short; a later one uses only that.
       Two entities are called the same, as in contracts: the passage before it tells whom a passage
       is about.
     - "joined": every other passage names the founder, author, employer ... of its entity; the one
-      behind it tells of "the founder" alone. A question through that link is answered at once.
+      behind it says only "the founder". A question through that link is answered at once.
     - "joined by name": likewise, but the later passage has the founder's name, and the passages are
       in any order in which the link comes first.
     - "corrections": a later passage about the same entity states other values. Some say that they
-      are "contrary to the earlier report"; else the order alone tells which value holds.
+      are "contrary to the earlier report"; else only the order says which value holds.
 
     `plain` is the chance that a question needs one passage only (it keeps that skill), `jitter`
     that of random gaps in the positions.
@@ -198,7 +198,7 @@ def _split_documents(rng: np.random.Generator, recipe: Connected, split: Split) 
 
 def _aliases(rng: np.random.Generator, recipe: Connected, split: Split) -> _Drawn:
     entities = _entities(rng, recipe, split, (recipe.passages + 1) // 2)
-    drawn, pairs = _Drawn(), list[list[Told]]()
+    drawn, pairs = _Drawn(), list[list[Passage]]()
     words = rng.permutation(len(NOUNS))
     for number, entity in enumerate(entities):
         alias = NOUNS[words[number // 2]]
@@ -219,7 +219,7 @@ def _aliases(rng: np.random.Generator, recipe: Connected, split: Split) -> _Draw
 
 def _corrections(rng: np.random.Generator, recipe: Connected, split: Split) -> _Drawn:
     entities = _entities(rng, recipe, split, (recipe.passages + 1) // 2)
-    drawn, pairs = _Drawn(), list[list[Told]]()
+    drawn, pairs = _Drawn(), list[list[Passage]]()
     for entity in entities:
         relations = _shuffled(rng, entity)
         changed = relations[: (len(relations) + 1) // 2]
@@ -244,7 +244,7 @@ def _corrections(rng: np.random.Generator, recipe: Connected, split: Split) -> _
 
 
 def _last_as_one(
-    recipe: Connected, drawn: _Drawn, pairs: Sequence[list[Told]], last: Entity
+    recipe: Connected, drawn: _Drawn, pairs: Sequence[list[Passage]], last: Entity
 ) -> None:
     """Makes one passage, which needs no other, of the last two where their number is odd."""
     if recipe.passages % 2:
@@ -254,14 +254,14 @@ def _last_as_one(
         pairs[-1][:] = [(title, [*first, *second])]
 
 
-def _row(lines: Sequence[Sequence[Told]]) -> list[Told]:
-    return [told for line in lines for told in line]
+def _row(lines: Sequence[Sequence[Passage]]) -> list[Passage]:
+    return [passage for line in lines for passage in line]
 
 
-def _in_turns(rng: np.random.Generator, drawn: _Drawn, lines: Sequence[Sequence[Told]]) -> _Drawn:
-    """Adds passages in random order, but those of a line as they stand."""
-    turns = np.repeat(np.arange(len(lines)), [len(line) for line in lines])
-    left = [iter(line) for line in lines]
+def _in_turns(rng: np.random.Generator, drawn: _Drawn, rows: Sequence[Sequence[Passage]]) -> _Drawn:
+    """Adds passages in random order, but those of a row as they stand."""
+    turns = np.repeat(np.arange(len(rows)), [len(row) for row in rows])
+    left = [iter(row) for row in rows]
     for number in rng.permutation(turns).tolist():
         title, said = next(left[number])
         drawn.add(title, said, len(drawn.documents))

@@ -31,7 +31,7 @@ class Recipe:
 
     `kin`: an entity shares a word of its name with another. `missing`: an entity lacks a relation.
     `unstated`: a question has the answer "not stated". `pronouns`: a sentence after the first says
-    he, she, it or "the company". `surnames`: a person is called by the surname alone in a later
+    he, she, it or "the company". `surnames`: a person is called by only the surname in a later
     sentence. `follow`: a question continues with a pronoun about the entity of the turn before.
     `linked`: half of the passages name the others' entities as their founder, author, employer ...
     `hops`: a question goes through such a link. `mixed`: the passages are of several kinds.
@@ -209,8 +209,8 @@ def draw_kind(
             in_vain += 1
             continue
         in_vain = 0
-        kept = [r for r in relations if rng.random() >= recipe.missing] or [pick(rng, relations)]
-        facts_of = {r: kind.relations[r].draw_value(rng, split) for r in kept}
+        present = [r for r in relations if rng.random() >= recipe.missing] or [pick(rng, relations)]
+        facts_of = {r: kind.relations[r].draw_value(rng, split) for r in present}
         entities.append(Entity(kind, first, second, facts_of))
     return entities
 
@@ -410,10 +410,10 @@ def _draw_frame(rng: np.random.Generator) -> tuple[str, str, str]:
     rule = pick(rng, RULES)
     before = _instruction(rng)
     before = f"{before}\n{rule}" if before and rng.random() < 0.6 else ""
-    told = _instruction(rng)
+    instruction = _instruction(rng)
     gap = "\n" if rng.random() < 0.7 else "\n\n"
     label = pick(rng, LEADS)
-    opening = (rule if before else "") + (f"{told}{gap}" if told else "") + label
+    opening = (rule if before else "") + (f"{instruction}{gap}" if instruction else "") + label
     return before, opening, pick(rng, ENDS)
 
 

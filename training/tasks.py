@@ -37,7 +37,7 @@ TASKS: Mapping[str, AnyRecipe] = {
     "two-hop": replace(PLAIN, linked=True, hops=1.0),
     # Made-up words with made-up labels, eight demonstrations a passage.
     "classification": Demonstrations(1, questions=1),
-    # A passage alone does not tell whom it is about, or what holds; see `Connected`.
+    # One passage does not say whom it is about, or what holds; see `Connected`.
     "split documents": Connected("split documents", 1, questions=1),
     "aliases": Connected("aliases", 1, questions=1),
     "joined": Connected("joined", 1, questions=1),

@@ -85,7 +85,7 @@ def train_tokenizer() -> PreTrainedTokenizerFast:
     return fast
 
 
-def space_twins(tokenizer: PreTrainedTokenizerFast) -> list[tuple[int, int]]:
+def spaced_pairs(tokenizer: PreTrainedTokenizerFast) -> list[tuple[int, int]]:
     """Pairs (id of a word, id of the same word behind a space) of the vocabulary."""
     vocabulary = tokenizer.get_vocab()
     return sorted(

@@ -39,14 +39,14 @@ from transformers.utils.logging import disable_progress_bar
 from training.connected import Connected, Task
 from training.samples import Demonstrations, Recipe
 from training.tasks import AnyRecipe, draw
-from training.tokens import ANSWER, HINTS, Batch, Encoder, space_twins, train_tokenizer
+from training.tokens import ANSWER, HINTS, Batch, Encoder, spaced_pairs, train_tokenizer
 
 log = logging.getLogger("training")
 
 HEADS, HEAD_SIZE = 4, 64
 ROPE_THETA = 1e6
 MATCHING_LAYER = 1
-EMBEDDING_STD, TWIN_STD = 0.05, 0.01
+EMBEDDING_STD, SPACED_STD = 0.05, 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,7 @@ def frozen_parameters(model: LlamaForCausalLM) -> list[nn.Parameter]:
 
 
 @torch.no_grad()
-def _prepare(model: LlamaForCausalLM, twins: Iterable[tuple[int, int]]) -> None:
+def _prepare(model: LlamaForCausalLM, pairs: Iterable[tuple[int, int]]) -> None:
     """Sets the positional heads, the matching heads, and the embeddings."""
     attention = model.model.layers[0].self_attn
     queries, keys = zip(*(pattern.biases() for pattern in PATTERNS), strict=True)
@@ -120,8 +120,8 @@ def _prepare(model: LlamaForCausalLM, twins: Iterable[tuple[int, int]]) -> None:
     table = model.model.embed_tokens.weight
     table.normal_(0, EMBEDDING_STD)
     space = torch.randn(table.shape[1]) * EMBEDDING_STD
-    for bare, spaced in twins:
-        table[spaced] = table[bare] + space + torch.randn(table.shape[1]) * TWIN_STD
+    for bare, spaced in pairs:
+        table[spaced] = table[bare] + space + torch.randn(table.shape[1]) * SPACED_STD
 
 
 def new_reader(tokenizer: PreTrainedTokenizerFast, seed: int, layers: int = 4) -> LlamaForCausalLM:
@@ -150,7 +150,7 @@ def new_reader(tokenizer: PreTrainedTokenizerFast, seed: int, layers: int = 4) -
         **tokens,
     )
     model = LlamaForCausalLM(config)
-    _prepare(model, space_twins(tokenizer))
+    _prepare(model, spaced_pairs(tokenizer))
     model.generation_config.update(**tokens)
     for parameter in frozen_parameters(model):
         parameter.requires_grad_(False)
@@ -167,7 +167,7 @@ def start_from(model: LlamaForCausalLM, folder: Path) -> None:
     Raises:
         ValueError: the model has fewer layers, or other shapes.
     """
-    kept = [parameter.clone() for parameter in frozen_parameters(model)]
+    frozen = [parameter.clone() for parameter in frozen_parameters(model)]
     trained = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32)
     shapes = {name: tensor.shape for name, tensor in model.state_dict().items()}
     weights = trained.state_dict()
@@ -177,7 +177,7 @@ def start_from(model: LlamaForCausalLM, folder: Path) -> None:
     for layer in model.model.layers[trained.config.num_hidden_layers :]:
         layer.self_attn.o_proj.weight.zero_()
         layer.mlp.down_proj.weight.zero_()
-    for parameter, own in zip(frozen_parameters(model), kept, strict=True):
+    for parameter, own in zip(frozen_parameters(model), frozen, strict=True):
         parameter.copy_(own)
 
 
@@ -233,7 +233,7 @@ def _connected(passages: int, questions: int, share: float) -> list[Level]:
 CURRICULA: Mapping[str, tuple[Level, ...]] = {
     "reader": (
         Level(Recipe(1, questions=8), 0.02),
-        # One fact each: nothing but the name tells the passages apart.
+        # One fact each: only the name distinguishes the passages.
         Level(Recipe(4, facts=1, questions=12, mixed=0.0), 0.03),
         Level(Recipe(2, questions=12), 0.03),
         Level(Recipe(4, questions=16), 0.05),
@@ -246,7 +246,7 @@ CURRICULA: Mapping[str, tuple[Level, ...]] = {
         Level(_wide(4, 16, facts=5), 0.06, 0.85),
         Level(_wide(8, 24), 0.12, 0.85),
         Level(Recipe(8, facts=5, questions=24), 0.06),
-        # Keywords alone first: between other words a new reader finds none of them.
+        # Only keywords first: between other words a new reader finds none of them.
         Level(Demonstrations(2, labels=(4, 8), keywords=(1, 2), words=(1, 1), questions=24), 0.04),
         Level(Demonstrations(4, labels=(3, 6), keywords=(1, 3), words=(1, 2), questions=24), 0.06),
         Level(Demonstrations(8, labels=(2, 4), questions=24), 0.12),
@@ -277,8 +277,8 @@ class Curriculum:
     def chances(self) -> np.ndarray:
         """The chance of each level to be that of the next step, (levels,).
 
-        On the way up two thirds are of the level reached and the others mostly of weak ones; at the
-        top `share` decides.
+        Before the last level, two thirds are of the level reached and the others mostly of weak
+        ones; from then on `share` decides.
         """
         chances = np.array([level.share for level in self.levels])
         if self.level < len(self.levels) - 1:

@@ -1,4 +1,4 @@
-"""Attention over one segment with its log-sum-exp: one contract, and what answers it where."""
+"""Attention over one segment with its log-sum-exp: the contract and its backends."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ Answer = tuple[torch.Tensor, torch.Tensor]
 lse (batch, heads, rows), fp32 (fp64 for fp64 inputs), ``-inf`` there."""
 
 SCORE_BYTES = 256 * 2**20
-"""Scores of one chunk of rows of the reference take at most this many bytes."""
+"""Largest size, in bytes, of the reference's scores of one chunk of rows."""
 
 CPU_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
 @dataclass(slots=True)
-class Request:
+class AttentionRequest:
     """Attention of some rows over one segment.
 
     Attributes:
@@ -43,7 +43,7 @@ class Request:
     mask: torch.Tensor | None = None
 
 
-def reference(request: Request) -> Answer:
+def reference(request: AttentionRequest) -> Answer:
     """Explicit scores in fp32 (fp64 for fp64), on any device: the specification of the others."""
     query, key, value = request.query, request.key, request.value
     batch, heads, rows, _ = query.shape
@@ -73,11 +73,11 @@ def reference(request: Request) -> Answer:
     return torch.cat(outputs, dim=3).flatten(1, 2), torch.cat(lses, dim=3).flatten(1, 2)
 
 
-def _everything(_: Request) -> bool:
+def _everything(_: AttentionRequest) -> bool:
     return True
 
 
-def _cpu_serves(request: Request) -> bool:
+def _cpu_serves(request: AttentionRequest) -> bool:
     return (
         request.softcap is None
         and request.key.shape[-1] == request.value.shape[-1]
@@ -86,7 +86,7 @@ def _cpu_serves(request: Request) -> bool:
     )
 
 
-def _cpu(request: Request) -> Answer:
+def _cpu(request: AttentionRequest) -> Answer:
     """PyTorch's fused CPU attention."""
     query, groups = request.query, request.query.shape[1] // request.key.shape[1]
     if groups == 1 or request.causal or request.mask is not None:
@@ -98,7 +98,7 @@ def _cpu(request: Request) -> Answer:
     return output.reshape(batch, heads, rows, dim), lse.reshape(batch, heads, rows)
 
 
-def _cpu_fused(request: Request, query: torch.Tensor) -> Answer:
+def _cpu_fused(request: AttentionRequest, query: torch.Tensor) -> Answer:
     bias, mask = None, request.mask
     if mask is not None:
         bias = torch.zeros(mask.shape, dtype=query.dtype).masked_fill(~mask, -torch.inf)
@@ -121,10 +121,10 @@ def _cpu_fused(request: Request, query: torch.Tensor) -> Answer:
 
 
 class Backend(NamedTuple):
-    """Whether it serves a request, and rightly, on its device; and its answer."""
+    """Whether it serves a request correctly on its device, and what answers it."""
 
-    serves: Callable[[Request], bool]
-    attend: Callable[[Request], Answer]
+    serves: Callable[[AttentionRequest], bool]
+    attend: Callable[[AttentionRequest], Answer]
 
 
 BACKENDS: Mapping[str, Backend] = {
@@ -133,7 +133,7 @@ BACKENDS: Mapping[str, Backend] = {
 }
 
 KERNELS = ("native", "cuda")
-"""What is asked for several segments at once: `attention.native.kernel` and `attention.cuda`."""
+"""Kernels that answer several segments at once: `attention.native.kernel` and `attention.cuda`."""
 
 ORDER: Mapping[str, tuple[str, ...]] = {"cpu": ("native", "cpu"), "cuda": ("cuda",)}
 """For each type of device, the backends that are asked before the reference, fastest first."""
@@ -157,7 +157,7 @@ def forced(name: str) -> Iterator[None]:
         _FORCED.reset(token)
 
 
-def attend(request: Request) -> Answer:
+def attend(request: AttentionRequest) -> Answer:
     """Answer with the fastest backend that serves the request."""
     for name in names(request.query.device.type):
         backend = BACKENDS.get(name)

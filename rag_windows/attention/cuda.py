@@ -1,10 +1,10 @@
 """Attention on CUDA devices: each window is a sequence of PyTorch's flash attention.
 
-Windows so are the splits of a split-KV decode, and the log-sum-exps that come with them the
-citations. Keys are read where they stand: the sequences of a call lie in one storage, begin at the
-tokens ``cu_seq_k`` and have ``seqused_k`` keys, whatever is between them. FlexAttention answers
-where there is a soft cap; it gets a copy of keys that do not lie side by side, for it multiplies
-what is between them by zero, which may be NaN.
+Windows are the splits of a split-KV decode, and their log-sum-exps give the citations. Keys are
+read in place: the sequences of a call lie in one storage, begin at the tokens ``cu_seq_k`` and have
+``seqused_k`` keys, whatever is between them. FlexAttention answers where there is a soft cap; keys
+with gaps between them are copied for it, because it multiplies the gaps, which may hold NaN, by
+zero.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ VARIABLE = "RAG_WINDOWS_CUDA_KERNEL"
 """Environment variable: "0" leaves all of this out, "varlen" leaves FlexAttention out."""
 
 MAX_BYTES = 256 * 2**20
-"""Temporary memory of a step of a call for its rows, each of which is a token's reading of a part.
-Those of a token, or of a text that sees itself (no more than its results), are never parted."""
+"""Temporary memory for the rows of one step of a call; a row is one token's reading of one part.
+Rows of one token, or of a text that sees itself (no more than its results), stay in one step."""
 
 MAX_ROWS = 2**15
-"""Rows of a step, too: the kernel's grid has room for 65,535 sequences."""
+"""Largest number of rows of a step: the kernel's grid takes at most 65,535 sequences."""
 
 BUSY = 256
 """Sequences times kv heads that keep a GPU busy. Where they are fewer and have one row each, the
@@ -53,7 +53,7 @@ def _varlen(*asked: Any, **options: Any) -> Any:
 def _compiled() -> Callable[..., Any]:
     from torch.nn.attention.flex_attention import flex_attention
 
-    # Sizes of one are compiled for themselves: a few dozen shapes at most. Stubs lack the limit.
+    # Sizes of 1 are compiled separately: a few dozen shapes at most. Type stubs lack the limit.
     compiled: Any = torch.compile
     return compiled(flex_attention, dynamic=True, recompile_limit=64)
 
@@ -66,9 +66,9 @@ def _flex(*asked: Any, **options: Any) -> Any:
 
 
 class Functions(NamedTuple):
-    """What serves a type of device: PyTorch's `varlen_attn` and `flex_attention`, with their lse.
+    """PyTorch's `varlen_attn` and `flex_attention` for a type of device, with their log-sum-exps.
 
-    That of ``varlen`` is (rows, heads), as documented, or (heads, rows), as kernels have it.
+    Those of ``varlen`` are (rows, heads), as documented, or (heads, rows), as kernels have it.
     """
 
     varlen: Callable[..., Any] = _varlen
@@ -77,10 +77,10 @@ class Functions(NamedTuple):
 
 
 DEVICES: dict[str, Functions] = {"cuda": Functions()}
-"""By type of device. Whoever enters "cpu", as tests do, has tensors of the CPU served here."""
+"""By type of device. Tests add "cpu", so that tensors on the CPU are served here."""
 
 Kind = tuple[Functions, torch.device, torch.dtype, int, bool]
-"""What is tried before it serves: for a device, dtype and head dim, with soft caps or without."""
+"""Tested before first use: functions, device, dtype, head dim and whether there are soft caps."""
 
 
 def takes(item: Item, query: torch.Tensor) -> bool:
@@ -97,7 +97,7 @@ def takes(item: Item, query: torch.Tensor) -> bool:
 
 
 def pays(items: Sequence[Item]) -> bool:
-    """Whether a call is worth what it costs: there is nothing quicker."""
+    """Whether a call is worth its cost: always, as nothing is faster."""
     return bool(items)
 
 
@@ -111,7 +111,7 @@ def _try(kind: Kind) -> bool | None:
         heads_first = capped or functions.varlen(some, some, some, cut, cut, 3, 3)[1].shape[0] == 2
 
         def answer(items: list[Item], query: torch.Tensor) -> Answered:
-            return call(Items(items, heads_first), query, apart=True)
+            return call(Items(items, heads_first), query, per_part=True)
 
         right = agrees(answer, device, dtype, (dim, dim), softcap=3.0 if capped else None)
     except torch.OutOfMemoryError:
@@ -128,7 +128,7 @@ _tried = SingleFlight(_try)
 
 
 class Items:
-    """Items of one layer, which `takes` lets pass; asked again and again."""
+    """Items of one layer that `takes` accepts, prepared for many calls."""
 
     def __init__(self, items: Sequence[Item], heads_first: bool | None = None) -> None:
         self.parts, lying = _lying([part for item in items for part in item.parts])
@@ -151,12 +151,12 @@ class Items:
         self._plans: dict[int, _Plan] = {}
 
     def plan(self, heads: int) -> _Plan:
-        """How they are answered, which is made once for all layers whose keys lie alike."""
+        """The plan of a call, made once for all layers whose keys have the same layout."""
         if heads not in self._plans:
             _, kv_heads, _, dim = self.key.shape
             row = heads * (dim * (3 * self.key.element_size() + 4) + 16)
             if self._capped:
-                # As large is a mask before it is one of blocks.
+                # A mask has this size before it becomes a block mask.
                 row = max(row, sum(len(key) * key.shape[2] for key, _ in self.parts))
             most = min(max(1, MAX_BYTES // row), MAX_ROWS)
             self._plans[heads] = _plan(*self._asked, (kv_heads, heads // kv_heads, dim), most)
@@ -166,7 +166,7 @@ class Items:
 def _lying(parts: Sequence[Part]) -> tuple[Sequence[Part], np.ndarray]:
     """Parts, and for each (11,) int64: storage, offset and strides of keys, then values; and keys.
 
-    What can't be loaded 16 bytes at a time, as it lies, is copied.
+    Tensors that can't be loaded 16 bytes at a time are copied.
     """
     (_, kv_heads, _, dim), size = parts[0][0].shape, parts[0][0].element_size()
     each, lengths = [one for part in parts for one in part], [key.shape[2] for key, _ in parts]
@@ -174,7 +174,7 @@ def _lying(parts: Sequence[Part]) -> tuple[Sequence[Part], np.ndarray]:
     storages: dict[int, int] = {}
     places = [storages.setdefault(one[0] - one[1] * size, len(storages)) for one in made]
     table = np.array(made, dtype=np.int64)
-    # A lone one's stride may be any number.
+    # The stride of a dimension of size 1 may be any number.
     if all(len(key) == 1 for key, _ in parts):
         table[:, 2] = dim
     if kv_heads == 1:
@@ -193,10 +193,10 @@ def _lying(parts: Sequence[Part]) -> tuple[Sequence[Part], np.ndarray]:
     return parts, np.column_stack([table[:, :5].reshape(-1, 10), lengths])
 
 
-def call(items: Items, query: torch.Tensor, *, apart: bool = False) -> Answered:
-    """Attention of a query's tokens (tokens, heads, head dim) over what the items say.
+def call(items: Items, query: torch.Tensor, *, per_part: bool = False) -> Answered:
+    """Attention of a query's tokens (tokens, heads, head dim) over the items.
 
-    With ``apart`` the parts' own log-sum-exps are given as well.
+    With ``per_part`` the log-sum-exps of each part are returned as well.
     """
     key, (tokens, heads, dim) = items.key, query.shape
     fits = query.dtype == key.dtype and query.device == key.device and dim == key.shape[3]
@@ -215,7 +215,7 @@ def call(items: Items, query: torch.Tensor, *, apart: bool = False) -> Answered:
         # Until here heads are (kv heads, heads of each).
         output, lse = (_joined(each) for each in zip(*made, strict=True))
         output, lse = (_picked(each, back).flatten(1, 2) for each in (output, lse))
-        if not apart:
+        if not per_part:
             return Answered(output, lse, None)
         whole = _picked(_joined(own), places).flatten(1, 2)
         parts = whole.split([one * tokens for one, tokens in items.sizes])
@@ -247,7 +247,7 @@ def _rows(items: Items, run: _Run, query: torch.Tensor) -> tuple[torch.Tensor, t
 def _merged(
     made: Sequence[torch.Tensor], columns: int, rows: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Results of so many rows each: their softmax, in fp32."""
+    """Results of ``columns`` rows each, merged by softmax in fp32."""
     output, lse = (_picked(one, rows) for one in made)
     if columns == 1:
         return output, lse
@@ -278,14 +278,14 @@ class _Run(NamedTuple):
 
 
 _Step = tuple[list[_Run], list[tuple[int, torch.Tensor | None]]]
-"""Runs; and, for each number of rows that results have of them, which rows these are."""
+"""Runs; and, for each number of rows that a result may have, the indices of these rows."""
 
 _Plan = tuple[list[_Step], torch.Tensor | None, torch.Tensor | None]
-"""Steps; the places of results in what they give; and those of rows by item, part and token."""
+"""Steps; the places of results in their outputs; and those of rows by item, part and token."""
 
 
 def _tables(shapes: tuple[Any, ...], places: bytes) -> Iterator[np.ndarray]:
-    """Of each item (15, rows) int64, in the order of parts and tokens.
+    """For each item (15, rows) int64, in the order of parts and tokens.
 
     0: what is asked; storage, strides of heads and keys, and remainder of the offset, 1: of keys,
     5: of values; 9: how much later values start. 10: where the sequence starts; 11: its keys;
@@ -323,7 +323,7 @@ def _plan(
     most: int,
 ) -> _Plan:
     table, on = np.concatenate([*_tables(shapes, lying)], axis=1), partial(_on, device=device)
-    # A text's results are answered with its first.
+    # All results of a text belong to the step of its first.
     step = (np.bincount(table[14]).cumsum() - 1) // most
     step = step[np.where(table[12] < 0, table[14], table[12])]
     by = np.lexsort((table[14], *table[12::-1], step))
@@ -331,11 +331,11 @@ def _plan(
     differs = np.append(np.ones((13, 1), bool), table[:13, 1:] != table[:13, :-1], axis=1)
     begins = np.append(True, step[1:] != step[:-1])
     sequence = differs.any(axis=0) | begins
-    # What overlaps is read by several calls: ``cu_seq_k`` may not fall.
+    # Overlapping sequences take several calls: ``cu_seq_k`` may not decrease.
     over = np.append(False, table[10, 1:] < (table[10] + table[11])[:-1])
     run, steps, back = differs[:10].any(axis=0) | begins | (sequence & over), [], []
     if len(np.unique(table[14] * len(run) + run.cumsum())) == table[14].max() + 1:
-        # No result has rows of several runs, which so need not be joined.
+        # No result has rows of several runs, so runs need not be joined.
         begins = run
     for first, end in pairwise([*np.flatnonzero(begins).tolist(), len(step)]):
         cuts, runs, merges = first + np.flatnonzero(run[first:end]), [], []
@@ -359,7 +359,7 @@ def _plan(
 def _run(
     table: np.ndarray, sequence: np.ndarray, tokens: np.ndarray, kind: Any, sizes: Any, on: Any
 ) -> _Run:
-    """The call of rows whose sequences, which begin where it says, lie side by side."""
+    """The call of rows of sequences that lie side by side; ``sequence`` marks where each begins."""
     (kv_heads, groups, dim), (scale, softcap, temperature, causal) = sizes, kind
     layout, at = table[:, 0].tolist(), np.flatnonzero(sequence)
     starts, lengths, readers = *table[10:12, at], np.diff(np.append(at, len(tokens)))
@@ -398,7 +398,7 @@ def _run(
 def _capped(
     first: torch.Tensor, end: torch.Tensor, keys: int, softcap: float, temperature: float
 ) -> dict[str, Any]:
-    """What FlexAttention is told of rows that see keys from the first to before the end."""
+    """FlexAttention's arguments for rows that see the keys from ``first`` to before ``end``."""
     from torch.nn.attention.flex_attention import create_block_mask
 
     # A tensor, so that nothing is compiled again for another number.
@@ -415,7 +415,7 @@ def _capped(
 
 
 def _on(places: np.ndarray, device: torch.device, of: int | None = None) -> Any:
-    """Places on a device, int32; None where they are all ``of`` so many, in order."""
+    """Places on a device, int32; None where they are 0 to ``of`` - 1, in order."""
     if len(places) == of and (places == np.arange(of)).all():
         return None
     return torch.from_numpy(places.astype(np.int32)).to(device)

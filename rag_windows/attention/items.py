@@ -1,4 +1,4 @@
-"""What a kernel is asked that answers many segments at once, and what the reference answers."""
+"""Requests to a kernel that answers many segments at once, and the reference's answers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import torch
 
-from rag_windows.attention.backends import Request, reference
+from rag_windows.attention.backends import AttentionRequest, reference
 
 Part = tuple[torch.Tensor, torch.Tensor]
 """Keys (groups, kv heads, keys, head dim) and values (groups, kv heads, keys, value dim)."""
@@ -20,7 +20,7 @@ class Item:
 
     One group's keys lie in all of the parts, at least one in each. ``tokens`` (groups * M,) int64
     on the CPU are places in the query, group after group. ``between`` (groups,) int64 each, on the
-    CPU, tells of the one part from which key to which each group reads; None for all.
+    CPU, are the first key that each group reads of the only part, and the end; None for all.
     """
 
     parts: Sequence[Part]
@@ -33,7 +33,7 @@ class Item:
 
     @property
     def groups(self) -> int:
-        """How many these are."""
+        """Number of groups."""
         return len(self.parts[0][0])
 
 
@@ -56,7 +56,7 @@ class Answered(NamedTuple):
 def sound(item: Item, query: torch.Tensor) -> bool:
     """Whether an item and its query (tokens, heads, head dim) are what `Item` says they are.
 
-    Shapes fit, dtypes and devices are one, nothing is read out of bounds, no part is empty, and no
+    Shapes fit, dtypes and devices agree, nothing is read out of bounds, no part is empty, and no
     gradient is wanted.
     """
     groups, kv_heads, length, dim = item.parts[0][0].shape
@@ -90,14 +90,14 @@ def sound(item: Item, query: torch.Tensor) -> bool:
 def by_reference(item: Item, query: torch.Tensor) -> Answered:
     """What `backends.reference` answers to one item, with the log-sum-exp of each part."""
     every = range(len(item.parts))
-    (output, lse), *apart = (_of_parts(item, query, places) for places in [every, *zip(every)])
-    return Answered(output, lse, [torch.stack([one for _, one in apart])])
+    (output, lse), *per_part = (_of_parts(item, query, places) for places in [every, *zip(every)])
+    return Answered(output, lse, [torch.stack([one for _, one in per_part])])
 
 
 def _of_parts(
     item: Item, query: torch.Tensor, places: Sequence[int]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Output and log-sum-exp of some parts, as if they were all."""
+    """Output and log-sum-exp over some of the parts only."""
     made = []
     for group, tokens in enumerate(item.tokens.to(query.device).view(item.groups, -1)):
         keys = slice(None)
@@ -111,7 +111,7 @@ def _of_parts(
         )
         asked = query[tokens].transpose(0, 1).unsqueeze(0)
         numbers = item.scale, item.temperature, item.softcap, item.causal
-        made.append(reference(Request(asked, key, value, *numbers)))
+        made.append(reference(AttentionRequest(asked, key, value, *numbers)))
     output, lse = (torch.cat(each, dim=2)[0].transpose(0, 1) for each in zip(*made, strict=True))
     return output, lse
 
@@ -154,9 +154,9 @@ def agrees(
 def _exact(item: Item, query: torch.Tensor) -> Answered:
     """The answer of the reference, whatever fp32 products or autocast are set to."""
     parts = [(key.double(), value.double()) for key, value in item.parts]
-    output, lse, apart = by_reference(replace(item, parts=parts), query.double())
+    output, lse, per_part = by_reference(replace(item, parts=parts), query.double())
     return Answered(
-        output.float(), lse.float(), [one.float() for one in apart or () if one is not None]
+        output.float(), lse.float(), [one.float() for one in per_part or () if one is not None]
     )
 
 

@@ -106,7 +106,7 @@ NOISE_FACTOR = 3.0
 """How many times its own rounding a model may be off by, where that is more."""
 
 LARGEST_TOLERANCE = 0.5
-"""Relative error that no rounding excuses."""
+"""Relative error above which a model is refused, whatever its rounding."""
 
 _PROBE = (
     "The old bridge over the river was closed for most of last year.",
@@ -137,7 +137,7 @@ def probe_ids(
 
 
 def check_config(model: PreTrainedModel) -> None:
-    """Refuse what the config already tells, naming the model type and the reason."""
+    """Refuse models that the config shows to be unsupported, naming model type and reason."""
     whole = model.config
     config = whole.get_text_config(decoder=True)
     kind = whole.model_type
@@ -172,10 +172,10 @@ Split = Callable[[Sequence[int], Sequence[int], Sequence[int]], torch.Tensor]
 def check_attention(model: PreTrainedModel, split: Split, ids: Sequence[Sequence[int]]) -> None:
     """Compare a split prompt with the plain model on a few tokens.
 
-    A model whose attention ignores the registry, its position ids or the windows would answer
-    wrongly without a word, and so would one whose cache holds something else than the keys and
-    values of its attention. Where both differ by more than a dtype usually rounds, the measure is
-    the model's own rounding: the same prompt in one pass, and cut in the same places by its KV
+    A model whose attention ignores the registry, its position ids or the windows would give
+    wrong answers without an error, and so would one whose cache holds something else than the keys
+    and values of its attention. Where both differ by more than a dtype usually rounds, the measure
+    is the model's own rounding: the same prompt in one pass, and cut in the same places by its KV
     cache.
 
     Args:
@@ -209,7 +209,7 @@ def check_attention(model: PreTrainedModel, split: Split, ids: Sequence[Sequence
             kind, f"its own attention code can't run beside windows ({error})"
         ) from error
     finally:
-        # Not by train(), which would set all the modules inside to one and the same.
+        # Not by train(), which would set all submodules to the same mode.
         for module in training:
             module.training = True
     if difference <= limit:

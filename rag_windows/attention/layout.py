@@ -1,4 +1,4 @@
-"""What the tokens of one call read; it travels with the call, never on a module."""
+"""What the tokens of one call read; passed with the call, never stored on a module."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from rag_windows.attention.segments import (
     Rows,
     Segment,
     Segments,
-    Weighed,
+    SegmentWeights,
     Weights,
-    weighed,
+    segment_weights,
 )
 from rag_windows.errors import RagWindowsError
 from rag_windows.kv import Members, Window, Windows
@@ -31,7 +31,7 @@ class Layout(ABC):
 
     Attributes:
         sliding_windows: per layer, how many positions a token sees, itself included; None for all.
-        capture: where each layer's own keys and values are kept, or None.
+        capture: where each layer's own keys and values are stored, or None.
     """
 
     sliding_windows: tuple[int | None, ...]
@@ -39,7 +39,7 @@ class Layout(ABC):
 
     @property
     def weighs(self) -> bool:
-        """Whether `record` wants the attention weights of the pass under way."""
+        """Whether `record` wants the attention weights of the current pass."""
         return False
 
     @abstractmethod
@@ -60,12 +60,12 @@ class Layout(ABC):
 class AllCaptured(Exception):
     """Ends a forward pass of which only keys and values are wanted, once all of them are there.
 
-    Unwinding is the only way out of a model's own loop over its layers that fits all architectures.
+    In all architectures, only an exception leaves a model's own loop over its layers early.
     """
 
 
 class Capture:
-    """Keeps the keys and values that each layer hands to attention: rotated, per key/value head.
+    """Stores the keys and values that each layer hands to attention: rotated, per key/value head.
 
     ``keys`` and ``values`` are (batch, kv heads, tokens, dim) by layer. With the layer ``last`` the
     pass ends, by `AllCaptured`; None lets it run.
@@ -77,7 +77,7 @@ class Capture:
         self.values: dict[int, torch.Tensor] = {}
 
     def keep(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> None:
-        """Keep one layer's keys and values; raise `AllCaptured` if nothing more is wanted."""
+        """Store one layer's keys and values; raise `AllCaptured` if nothing more is wanted."""
         self.keys[layer] = key
         self.values[layer] = value
         if layer == self._last:
@@ -102,10 +102,10 @@ class WeightRecorder:
     sums: dict[int, torch.Tensor] = field(default_factory=dict)
     _positions: range = field(default=range(0), init=False)
     _layers: list[Weights] = field(default_factory=list, init=False)
-    _segments: list[list[Weighed]] = field(default_factory=list, init=False)
+    _segments: list[list[SegmentWeights]] = field(default_factory=list, init=False)
 
     def begin(self, positions: range) -> None:
-        """A pass begins, of whose layers `add` takes the weights of the tokens there."""
+        """Begin a pass; `add` then takes each layer's weights of the tokens at these positions."""
         self.settle()
         self._positions = positions
 
@@ -113,13 +113,13 @@ class WeightRecorder:
         """Take a layer's weights, position after position; work is done once for all layers."""
         self._layers.append(weights)
 
-    def add_segments(self, segments: list[Weighed]) -> None:
+    def add_segments(self, segments: list[SegmentWeights]) -> None:
         """The same, where only some of a layer's results are of these positions."""
         self._segments.append(segments)
 
     def settle(self) -> None:
         """Sum up the layers of the last pass."""
-        segments = self._segments + ([weighed(self._layers)] if self._layers else [])
+        segments = self._segments + ([segment_weights(self._layers)] if self._layers else [])
         self._layers, self._segments = [], []
         by_role: dict[str, torch.Tensor] = {}
         for one in chain.from_iterable(segments):
@@ -145,7 +145,7 @@ class WeightRecorder:
         return mean / mean.sum()
 
 
-class Parts(dict[int, Sequence[Part]]):
+class LazyParts(dict[int, Sequence[Part]]):
     """The parts of a segment by layer, each made when it is first asked for."""
 
     def __init__(self, make: Callable[[int], Sequence[Part]]) -> None:
@@ -157,12 +157,12 @@ class Parts(dict[int, Sequence[Part]]):
         return made
 
 
-def of_window(window: Window) -> Parts:
+def of_window(window: Window) -> LazyParts:
     """The keys and values of one window."""
     return of_stretches([(window, slice(None))])
 
 
-def of_stretches(stretches: Sequence[tuple[Window, slice]]) -> Parts:
+def of_stretches(stretches: Sequence[tuple[Window, slice]]) -> LazyParts:
     """The keys and values of stretches of windows, each a part that is read where it stands."""
 
     def parts(layer: int) -> list[Part]:
@@ -171,7 +171,7 @@ def of_stretches(stretches: Sequence[tuple[Window, slice]]) -> Parts:
             for window, place in stretches
         ]
 
-    return Parts(parts)
+    return LazyParts(parts)
 
 
 def split(tensor: torch.Tensor, first: int, groups: int, length: int) -> torch.Tensor:
@@ -190,7 +190,7 @@ class PromptLayout(Layout):
     Attributes:
         prefix: at positions ``0 ..``; it comes first in the KV cache, too. None for none.
         query_start: position of the first token behind the prefix.
-        windows: what every batch row reads; or, of an ensemble, each batch row one of.
+        windows: read by every batch row; in an ensemble, each batch row reads one of them.
         temperature: divides the windows' logits; ``slope`` and ``shift`` are of their log-sum-exp.
         query_bias: added to the query's log-sum-exp, prefix excluded.
         recorder: where attention weights are recorded, or None to record nothing.
@@ -207,7 +207,7 @@ class PromptLayout(Layout):
     recorder: WeightRecorder | None = None
     _pass: _Pass | None = field(default=None, init=False, repr=False)
     _encoded: Segments | None = field(default=None, init=False, repr=False)
-    _parts: list[Parts] = field(default_factory=list, init=False, repr=False)
+    _parts: list[LazyParts] = field(default_factory=list, init=False, repr=False)
 
     @property
     def weighs(self) -> bool:
@@ -246,7 +246,7 @@ class PromptLayout(Layout):
         if now.places is None and not isinstance(self.windows, Members):
             recorder.add(weights)
             return
-        segments = weighed([weights])
+        segments = segment_weights([weights])
         if isinstance(self.windows, Members):
             segments = _of_members(segments, now)
         if now.places is not None:
@@ -328,7 +328,7 @@ class _Pass:
     done: set[int] = field(default_factory=set)
 
 
-def _of_members(segments: Sequence[Weighed], now: _Pass) -> list[Weighed]:
+def _of_members(segments: Sequence[SegmentWeights], now: _Pass) -> list[SegmentWeights]:
     """An ensemble's weights with those of all windows as one segment, each batch row's own."""
     batch, rows, _ = now.shape
     shares = torch.cat([one.shares for one in segments if one.role == "context"], dim=1)
@@ -336,7 +336,7 @@ def _of_members(segments: Sequence[Weighed], now: _Pass) -> list[Weighed]:
     index = results.index.to(shares.device)
     whole = shares.new_zeros(len(shares), batch * rows, shares.shape[2])
     whole.index_add_(1, index, shares)
-    return [Weighed("context", whole), *(one for one in segments if one.role != "context")]
+    return [SegmentWeights("context", whole), *(one for one in segments if one.role != "context")]
 
 
 class Texts:
@@ -373,8 +373,8 @@ def texts(lengths: Sequence[int], positions: torch.Tensor, first: int = 0) -> li
 class TextsLayout(Layout):
     """Texts one behind the other in one batch row, each of which sees the prefix and itself.
 
-    Layers that treat every token alike, which are all but attention, so run over the tokens of many
-    texts at once, whatever their lengths. Texts of equal length and start share a call of the
+    All layers but attention treat every token alike, so they run over the tokens of many texts at
+    once, whatever their lengths. Texts of equal length and start share a call of the
     kernel, so those that stand beside each other should be alike. No KV cache takes part.
 
     ``before`` holds a window for each text, all of which its tokens see, too; or none.

@@ -17,7 +17,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 
 from rag_windows.attention import cuda
-from rag_windows.attention.backends import Request, attend, names
+from rag_windows.attention.backends import AttentionRequest, attend, names
 from rag_windows.attention.items import Item, Part
 from rag_windows.attention.native import kernel as native
 
@@ -27,7 +27,7 @@ Number = float | torch.Tensor
 """The same for all tokens of a pass, or (tokens, 1) fp32."""
 
 MAX_MASK = 2**25
-"""Rows x keys of one kernel call that needs a mask: what that, and on a CPU its bias, may take."""
+"""Rows x keys of one kernel call with a mask: bounds the mask and, on a CPU, its bias."""
 
 
 @dataclass(eq=False, slots=True)
@@ -96,7 +96,7 @@ class Rows:
         return self.furthest[segment] - segment.first < sliding_window
 
     def position_of(self, segment: Segment) -> int | None:
-        """The position of all who read a segment, if that is one."""
+        """The position of all readers of a segment, if they share one."""
         if self.lowest == self.highest:
             return self.lowest
         if segment.tokens is None:
@@ -122,7 +122,7 @@ class Queries:
 
 
 class Results:
-    """Where what segments of one role give stands among the tokens of a pass.
+    """Where the results of segments of one role belong among the tokens of a pass.
 
     Attributes:
         segments: in order; each gives a result for every token that reads it.
@@ -161,14 +161,13 @@ class Results:
 
 
 class Attended(NamedTuple):
-    """What the tokens of a pass get of the segments of one role.
+    """What the segments of one role give to the tokens of a pass.
 
     Attributes:
-        output: (results, heads, value dim) in the query's dtype or fp32, zero where a token sees
-            no key.
+        output: (results, heads, value dim) in the query's dtype or fp32, 0 where no key is seen.
         lse: (results, heads), fp32 (fp64 for fp64), ``-inf`` there.
         parts: if they are wanted, for each segment (parts, results, heads): the log-sum-exps of the
-            keys of each part by themselves; None where there is one part, whose it is ``lse``.
+            keys of each part by themselves; None for a single part, whose log-sum-exp is ``lse``.
     """
 
     results: Results
@@ -181,7 +180,7 @@ class Segments:
     """Segments answered together, those of a role side by side. Not for several threads at once.
 
     Where they are ``static``, segments, tokens and every layer's keys stay what they are for all
-    passes, so that what a kernel is asked is made once a layer.
+    passes, so a kernel's arguments are made once per layer.
     """
 
     def __init__(self, segments: Sequence[Segment], tokens: int, *, static: bool = False) -> None:
@@ -194,13 +193,13 @@ class Segments:
             self.results.append(Results(role, [*run], tokens, first))
             first = self.results[-1].place.stop
 
-    def attend(self, asked: Queries, *, apart: bool = False) -> list[Attended]:
+    def attend(self, asked: Queries, *, per_part: bool = False) -> list[Attended]:
         """Attention of each result's token over its segment, by role."""
         kernel = _kernel(asked)
         taken, items = self._for_kernel(asked, kernel)
-        by_kernel: dict[int, One] = {}
+        by_kernel: dict[int, SegmentOutput] = {}
         if items is not None:
-            output, lse, parts = kernel.call(items, asked.query, apart=apart)
+            output, lse, parts = kernel.call(items, asked.query, per_part=per_part)
             if len(taken) == len(self.segments):
                 return self._by_role(output, lse, parts)
             sizes = [self.segments[i].readers(len(asked.query)) for i in taken]
@@ -208,10 +207,10 @@ class Segments:
             for at, i in enumerate(taken):
                 by_kernel[i] = outputs[at], lses[at], parts[at] if parts else None
         made = [
-            by_kernel[i] if i in by_kernel else _read(one, asked, apart=apart)
+            by_kernel[i] if i in by_kernel else _read(one, asked, per_part=per_part)
             for i, one in enumerate(self.segments)
         ]
-        own = [part for _, _, part in made] if apart else None
+        own = [part for _, _, part in made] if per_part else None
         if len(made) == 1:
             return self._by_role(*made[0][:2], own)
         output, lse = torch.cat([one for one, _, _ in made]), torch.cat([one for _, one, _ in made])
@@ -238,8 +237,8 @@ class Segments:
         near, rows = asked.sliding_window, asked.rows
         if held is not None and near is None:
             return held[1:]
-        lone = not self._static and len(self.segments) == 1
-        if lone and kernel is native and _is_small(self.segments[0], asked.layer):
+        single = not self._static and len(self.segments) == 1
+        if single and kernel is native and _is_small(self.segments[0], asked.layer):
             return [], None
         offered = [
             i
@@ -276,13 +275,13 @@ class Reading:
     query_bias: Number = 0.0
 
 
-class Weighed(NamedTuple):
-    """The attention weights of what one segment gave; those of a token sum to one in a layer.
+class SegmentWeights(NamedTuple):
+    """The attention weights of one segment's results; a token's weights sum to one in a layer.
 
     Attributes:
         shares: (layers, results, heads), fp32: of the segment.
         lse: of each layer (results, heads), and ``parts`` of each layer (parts, results, heads):
-            how they fall to its parts; empty where there is one part.
+            how they divide among its parts; empty where there is one part.
     """
 
     role: Role
@@ -290,11 +289,11 @@ class Weighed(NamedTuple):
     lse: Sequence[torch.Tensor] = ()
     parts: Sequence[torch.Tensor] = ()
 
-    def at(self, rows: torch.Tensor) -> Weighed:
+    def at(self, rows: torch.Tensor) -> SegmentWeights:
         """Those of some of the results."""
         rows = rows.to(self.shares.device)
         lse, parts = [one[rows] for one in self.lse], [one[:, rows] for one in self.parts]
-        return Weighed(self.role, self.shares[:, rows], lse, parts)
+        return SegmentWeights(self.role, self.shares[:, rows], lse, parts)
 
     def summed(self) -> torch.Tensor:
         """Weights of the parts (parts, results), averaged over heads and summed over layers."""
@@ -324,7 +323,7 @@ class Weights(NamedTuple):
         return Weights(attended, self.shares.to(device))
 
 
-def weighed(layers: Sequence[Weights]) -> list[Weighed]:
+def segment_weights(layers: Sequence[Weights]) -> list[SegmentWeights]:
     """The weights of some layers of one pass, segment by segment."""
     device, made = layers[0].shares.device, []
     if any(one.shares.device != device for one in layers):
@@ -342,13 +341,15 @@ def weighed(layers: Sequence[Weights]) -> list[Weighed]:
         for number, size in enumerate(results.sizes):
             rows = slice(first, first + size)
             parts = [one.parts[number] for one in attended if one.parts]
-            apart = [one for one in parts if one is not None]
-            if not apart:
-                made.append(Weighed(results.role, own[:, rows]))
+            per_part = [one for one in parts if one is not None]
+            if not per_part:
+                made.append(SegmentWeights(results.role, own[:, rows]))
             elif len(results.sizes) == 1:
-                made.append(Weighed(results.role, own, lse, apart))
+                made.append(SegmentWeights(results.role, own, lse, per_part))
             else:
-                made.append(Weighed(results.role, own[:, rows], [one[rows] for one in lse], apart))
+                made.append(
+                    SegmentWeights(results.role, own[:, rows], [one[rows] for one in lse], per_part)
+                )
             first += size
     return made
 
@@ -369,7 +370,9 @@ def read(
         wanted: a sink is no text and counts for nothing.
     """
     query, tokens = asked.query, len(asked.query)
-    made = [one for segments in reading.segments for one in segments.attend(asked, apart=weights)]
+    made = [
+        one for segments in reading.segments for one in segments.attend(asked, per_part=weights)
+    ]
     if len(made) == 1 and made[0].results.aligned and sinks is None:
         shares = (made[0].lse > -torch.inf).to(made[0].lse.dtype).unsqueeze(0)
         return made[0].output.to(query.dtype), Weights(made, shares) if weights else None
@@ -503,20 +506,20 @@ def _on(number: Number, like: torch.Tensor) -> Number:
 
 
 def _is_small(segment: Segment, layer: int) -> bool:
-    """Whether it has too few keys to be worth a call of the CPU kernel, as a lone step's query."""
+    """Whether it has too few keys to be worth a call of the CPU kernel, as one step's query has."""
     parts = segment.layers[layer]
     few = sum(key.shape[2] for key, _ in parts) < native.LEAST_KEYS
     return few and segment.seen is None and len(parts[0][0]) == 1
 
 
 def _kernel(asked: Queries) -> Any:
-    """What is asked for several segments at once on a query's device; None if nothing is."""
+    """The kernel that answers several segments at once on a query's device, or None."""
     kernels = {"native": native, "cuda": cuda}
     return next((kernels[name] for name in names(asked.query.device.type) if name in kernels), None)
 
 
 def _item(segment: Segment, asked: Queries, parts: Sequence[Part], kernel: Any) -> Item | None:
-    """Parts of a segment as a kernel is asked for them; None if it can't be."""
+    """A kernel's item for parts of a segment; None if the kernel does not take it."""
     tokens = torch.arange(len(asked.query)) if segment.tokens is None else segment.tokens
     between, near = None, asked.sliding_window
     if isinstance(segment.seen, torch.Tensor):
@@ -530,23 +533,23 @@ def _item(segment: Segment, asked: Queries, parts: Sequence[Part], kernel: Any) 
 
 
 def _cut_item(segment: Segment, parts: Sequence[Part], asked: Queries, kernel: Any) -> Item | None:
-    """What is left of a segment, as a kernel is asked for it, if that pays."""
+    """A kernel's item for the visible rest of a segment, if that is worth a call."""
     if not parts or kernel is None:
         return None
     item = _item(segment, asked, parts, kernel)
     return item if item is not None and kernel.pays([item]) else None
 
 
-One = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]
+SegmentOutput = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]
 """Output, log-sum-exp and, if wanted, parts of one segment; as in `Attended`."""
 
 
-def _read(segment: Segment, asked: Queries, *, apart: bool) -> One:
+def _read(segment: Segment, asked: Queries, *, per_part: bool) -> SegmentOutput:
     """One segment by the fastest backend that serves it."""
     query, count = asked.query, len(segment.layers[asked.layer])
     (parts, places, mask), kernel = _visible(segment, asked), _kernel(asked)
     if places is not None and (item := _cut_item(segment, parts, asked, kernel)) is not None:
-        output, lse, own = kernel.call(kernel.Items([item]), query, apart=apart)
+        output, lse, own = kernel.call(kernel.Items([item]), query, per_part=per_part)
         if not own or count == 1:
             return output, lse, None
         parts_lse = lse.unsqueeze(0) if own[0] is None else own[0]
@@ -561,7 +564,9 @@ def _read(segment: Segment, asked: Queries, *, apart: bool) -> One:
     made = []
     for (key, value), own in zip(parts, masks, strict=True):
         heat, cap = segment.temperature, asked.softcap
-        made.append(_in_steps(Request(of_tokens, key, value, asked.scale, heat, cap, causal, own)))
+        made.append(
+            _in_steps(AttentionRequest(of_tokens, key, value, asked.scale, heat, cap, causal, own))
+        )
     if len(made) == 1:
         output, lse = made[0]
         lses = lse.unsqueeze(0)
@@ -578,7 +583,7 @@ def _read(segment: Segment, asked: Queries, *, apart: bool) -> One:
         lses = query.new_empty(0, *shape, dtype=exact)
         lse = lses.new_full(shape, -torch.inf)
     output, lse = output.transpose(1, 2).flatten(0, 1), lse.transpose(1, 2).flatten(0, 1)
-    if not apart or count == 1:
+    if not per_part or count == 1:
         return output, lse, None
     return output, lse, _spread(lses.transpose(2, 3).flatten(1, 2), places, count)
 
@@ -586,10 +591,9 @@ def _read(segment: Segment, asked: Queries, *, apart: bool) -> One:
 def _visible(
     segment: Segment, asked: Queries
 ) -> tuple[Sequence[Part], Sequence[int] | None, torch.Tensor | None]:
-    """The parts of which a token sees something; which of all these are, if not all; and a mask.
+    """The parts of which a token sees something; their indices, if not all; and a mask.
 
-    Where all readers stand at one position, what a sliding window hides is cut off; else they need
-    a mask.
+    If all readers share a position, what a sliding window hides is cut off; else a mask hides it.
     """
     rows, near, parts = asked.rows, asked.sliding_window, segment.layers[asked.layer]
     if parts[0][0].dtype != asked.query.dtype:
@@ -618,7 +622,7 @@ def _visible(
 
 
 def _spread(lses: torch.Tensor, places: Sequence[int] | None, count: int) -> torch.Tensor:
-    """Log-sum-exps (parts, results, heads) of some of so many parts, as those of all."""
+    """Log-sum-exps (parts, results, heads) of all ``count`` parts, from those of some."""
     if places is None:
         return lses
     whole = lses.new_full((count, *lses.shape[1:]), -torch.inf)
@@ -626,8 +630,8 @@ def _spread(lses: torch.Tensor, places: Sequence[int] | None, count: int) -> tor
     return whole
 
 
-def _in_steps(request: Request) -> tuple[torch.Tensor, torch.Tensor]:
-    """A request with a mask, so many rows at a time that what is as large stays within bounds."""
+def _in_steps(request: AttentionRequest) -> tuple[torch.Tensor, torch.Tensor]:
+    """Answer a request with a mask in steps of rows, which bound the size of the mask."""
     groups, heads, rows, _ = request.query.shape
     step = max(1, MAX_MASK // (request.key.shape[2] * heads * groups))
     # Rows of a causal request see more keys the further behind they stand, so it stays whole.

@@ -20,10 +20,10 @@ from rag_windows.request import Request
 from rag_windows.steps.likelihood import MOST_TOKENS
 
 DEFAULT_SHARE = "75%"
-"""Of the memory that is free when the first of a batch's questions is asked."""
+"""Share of the memory that is free when the first of a batch's questions is asked."""
 
 FIRST_TOKENS = 64
-"""For so many tokens a batch's KV caches have room at first."""
+"""Initial capacity of a batch's KV caches, in tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class Need:
         fed: of its first forward pass: the query, or the whole prompt where there are no windows.
         new: generated ones, at most.
         windows: of the prefix, if windows stand behind one, and of each window.
-        anew: of prefix and windows, where they are made anew for this question alone.
+        anew: of prefix and windows, where they are encoded again for this question only.
         refined: whether passes refine its windows, with states in fp32.
         rows: of a forward pass that it takes.
         passes: of each window with the tokens that it sees in front of itself while it is encoded;
@@ -148,17 +148,17 @@ class Sizes:
         # Logits in the model's dtype, in fp32, and what processors make of them.
         self._row = int(config.vocab_size) * (number + 12)
 
-    def batch(self, needs: Sequence[Need], windows: int, room: tuple[int, int]) -> int:
+    def batch(self, needs: Sequence[Need], windows: int, capacity: tuple[int, int]) -> int:
         """What questions of one batch take together.
 
         Its rows have KV caches as long as the longest; both rows and tokens double when they grow.
 
         Args:
             needs: at least one.
-            windows: tokens of prefixes and windows for which there is memory to be had.
-            room: rows and tokens for which the KV caches have room now.
+            windows: tokens of prefixes and windows that are not in memory yet.
+            capacity: rows and tokens that the KV caches hold without growing.
         """
-        rows, tokens = room[0], room[1] or FIRST_TOKENS
+        rows, tokens = capacity[0], capacity[1] or FIRST_TOKENS
         count, longest = len(needs), max(need.own for need in needs)
         if count > rows:
             rows = max(count, 2 * rows, 2 * (count - 1))
@@ -166,27 +166,27 @@ class Sizes:
             tokens = 2 * longest
         return self._whole(needs, windows, rows * tokens)
 
-    def apart(self, need: Need, windows: int) -> int:
+    def exclusive(self, need: Need, windows: int) -> int:
         """What a question takes that is answered by itself; ``windows`` as in `batch`."""
         return self._whole([need], windows, need.rows * need.own)
 
     def _whole(self, needs: Sequence[Need], windows: int, cached: int) -> int:
         anew = sum(need.anew for need in needs)
         # A layer whose cache grows is there twice for a moment.
-        kept = self.token * (windows + anew + cached + cached // self._layers)
-        return kept + self.pass_of(needs, windows)
+        stored = self.token * (windows + anew + cached + cached // self._layers)
+        return stored + self.pass_of(needs, windows)
 
     def pass_of(self, needs: Sequence[Need], windows: int) -> int:
-        """A bound for what the largest of their forward passes takes beside what is kept of it."""
+        """A bound for what the largest of their forward passes takes beside what stays of it."""
         passes = [0]
         for need in needs:
-            # What windows see in front of themselves runs with them, though it is not kept.
+            # What windows see in front of themselves runs with them, though it is not stored.
             run = need.passes or need.windows
             most = sum(run) if need.passes and windows else windows
             longest = min(max(self._encoder_tokens, *run, 0), sum(run), most)
             # Refining holds each number in fp32, and with momentum its speed, too.
-            kept = self.token * (8 if need.refined else 1)
-            passes.append(max(longest, need.anew) * (self._fed_token + kept))
+            stored = self.token * (8 if need.refined else 1)
+            passes.append(max(longest, need.anew) * (self._fed_token + stored))
         fed = [need.fed * need.rows for need in needs]
         together = min(sum(fed), max(self._pass_tokens, *fed))
         passes.append(together * (self._fed_token + self.token))
@@ -194,14 +194,14 @@ class Sizes:
 
 
 class Budget:
-    """Memory that questions of one model may take: a batch, and those that are answered apart.
+    """Memory that questions of one model may take: a batch, and those answered exclusively.
 
     Several threads may use one.
 
     Attributes:
-        limit: bytes; None for no bound, where it can't be told how much is free.
+        limit: bytes; None for no bound, where it is unknown how much is free.
         sizes: what tokens take.
-        changes: another number whenever somebody took or let go of some.
+        changes: how often memory was taken or released.
     """
 
     sizes: Sizes
@@ -216,7 +216,7 @@ class Budget:
         self.changes = 0
 
     def begin(self) -> None:
-        """Look anew how much is free and what tokens take: at first, and while nobody has any."""
+        """Measure how much is free and what tokens take: at first, and while nobody holds any."""
         self.sizes = Sizes(self._engine)
         # An accelerator's tier takes all of its memory when it is first asked.
         self.missing(self._engine.cache, ())
@@ -227,7 +227,7 @@ class Budget:
             self.limit = parse_size(share, "max_bytes", None if free is None else max(2, free))
 
     def missing(self, cache: PassageCache | None, reads: Iterable[Read]) -> list[Read]:
-        """Those for which there is no memory yet: the cache does not hold them as they are read."""
+        """Those that still need memory: the cache does not hold them in the form that is read."""
         reads, held = [*reads], set[str]()
         if cache is not None and len(self.sizes.by_device) == 1:
             held = cache.held({one.name for one in reads if one.name}, *self.sizes.by_device)
@@ -250,34 +250,34 @@ class Budget:
             found.append(free * self.sizes.token // taken)
         return min(found)
 
-    def take(self, holder: Hashable, size: int, *, anyway: bool = False) -> bool:
-        """Take memory in place of what a holder has; whether there is so much.
+    def take(self, holder: Hashable, size: int, *, force: bool = False) -> bool:
+        """Reserve memory in place of what a holder has; whether there was enough.
 
         Args:
-            holder: who takes it.
+            holder: who reserves it.
             size: in bytes.
-            anyway: also where there is not.
+            force: reserve it even if there is not enough.
         """
         with self._lock:
-            if not anyway and not self._fits(holder, size):
+            if not force and not self._fits(holder, size):
                 return False
             self._taken[holder] = size
             self.changes += 1
             return True
 
     def release(self, holder: Hashable) -> None:
-        """Let go of all that a holder has."""
+        """Release all memory of a holder."""
         with self._lock:
             if self._taken.pop(holder, None) is not None:
                 self.changes += 1
 
     def fits(self, holder: Hashable, size: int) -> bool:
-        """Whether a holder could have so much."""
+        """Whether a holder could reserve so much."""
         with self._lock:
             return self._fits(holder, size)
 
     def could_fit(self, size: int) -> bool:
-        """Whether there is so much when nobody else takes any."""
+        """Whether so much fits while nobody else holds any."""
         return self.limit is None or size <= self.limit
 
     def _fits(self, holder: Hashable, size: int) -> bool:
@@ -296,15 +296,15 @@ class Budget:
         free = f" ({share} of what was free)" if "%" in share else ""
         caches = "its KV cache" if need.rows == 1 else f"each of its {need.rows} KV caches"
         return LimitError(
-            f"This question needs {_told(size)} of memory, but the questions that are answered at "
-            f"a time may take {_told(self.limit or 0)}{free}. It has {windows} tokens of prefix "
+            f"This question needs {_text(size)} of memory, but the questions that are answered at "
+            f"a time may take {_text(self.limit or 0)}{free}. It has {windows} tokens of prefix "
             f"and passages that are not in memory yet, and {caches}, which grows by doubling, has "
             f"room for {need.own} ({need.new} of them new). A token takes "
-            f"{_told(self.sizes.token)}, and the largest forward pass "
-            f"{_told(self.sizes.pass_of([need], windows))}. Give fewer or shorter passages, ask "
+            f"{_text(self.sizes.token)}, and the largest forward pass "
+            f"{_text(self.sizes.pass_of([need], windows))}. Give fewer or shorter passages, ask "
             "for fewer new tokens, or raise max_bytes (batch_bytes in LangChain and LlamaIndex)."
         )
 
 
-def _told(size: int) -> str:
+def _text(size: int) -> str:
     return ByteSize(size).human_readable(separator=" ")

@@ -18,16 +18,16 @@ from rag_windows.cache.memory import compact
 from rag_windows.generate import Decoder
 from rag_windows.kv import Window
 from rag_windows.loading import input_device
-from rag_windows.prefill import PASS_TOKENS, Encoded, Encoder, Prefill, ToEncode, WindowEncoder
+from rag_windows.prefill import PASS_TOKENS, Encoded, ModelEncoder, Prefill, ToEncode, WindowEncoder
 
 Key = tuple[Hashable, ...]
 
 
 class SharedEncoder:
-    """An encoder before which stand the windows that rows of the batch read already.
+    """An encoder that first looks among the windows that rows of the batch read already.
 
-    Requests of one batch so encode a window once, with a passage cache or without. It holds no
-    window itself: one that nobody reads any more is gone. Several prefills may be under way, in one
+    So requests of one batch encode a window once, with a passage cache or without. It holds no
+    window itself: one that nobody reads any more is freed. Several prefills may run by turns in one
     thread.
     """
 
@@ -36,7 +36,7 @@ class SharedEncoder:
         self._windows: WeakValueDictionary[Key, Window] = WeakValueDictionary()
 
     @property
-    def runner(self) -> Encoder:
+    def runner(self) -> ModelEncoder:
         """What runs the model."""
         return self._encoder.runner
 
@@ -51,8 +51,8 @@ class SharedEncoder:
         prefix = encoded.prefix
         return replace(
             encoded,
-            prefix=None if prefix is None else self._kept(prefix_key, prefix),
-            windows=[self._kept(k, w) for k, w in zip(keys, encoded.windows, strict=True)],
+            prefix=None if prefix is None else self._stored(prefix_key, prefix),
+            windows=[self._stored(k, w) for k, w in zip(keys, encoded.windows, strict=True)],
         )
 
     def _shared(self, prefix_key: Key, keys: Sequence[Key], asked: ToEncode) -> Prefill[Encoded]:
@@ -60,18 +60,18 @@ class SharedEncoder:
         prefix = self._windows.get(prefix_key)
         cached = 0 if prefix is None else len(asked.prefix_ids)
         if prefix is None and (made := self.runner.encode_prefix(asked.prefix_ids)) is not None:
-            prefix = self._kept(prefix_key, made)
+            prefix = self._stored(prefix_key, made)
             yield 0.0
-        windows, starts, before, told = asked.windows, asked.starts, asked.before, 0
+        windows, starts, before, reported = asked.windows, asked.starts, asked.before, 0
         read: dict[int, Window] = {}
         encoded: set[int] = set()
         while True:
             for index, key in enumerate(keys):
                 if index not in read and (there := self._windows.get(key)) is not None:
                     read[index] = there
-            if asked.on_encoded is not None and len(read) > told:
-                told = len(read)
-                asked.on_encoded(told, len(keys))
+            if asked.on_encoded is not None and len(read) > reported:
+                reported = len(read)
+                asked.on_encoded(reported, len(keys))
             left = [index for index in range(len(keys)) if index not in read]
             if not left:
                 break
@@ -85,15 +85,15 @@ class SharedEncoder:
             batch = next(batches)
             for at, window in batch.items():
                 index = left[at]
-                # In memory of its own, which goes when nobody reads this one any more.
-                read[index] = self._kept(keys[index], compact(window))
+                # In memory of its own, which is freed when nobody reads this one any more.
+                read[index] = self._stored(keys[index], compact(window))
                 encoded.add(index)
             yield 0.0
         found = tuple(index for index in range(len(keys)) if index not in encoded)
         cached += sum(len(windows[index]) for index in found)
         return Encoded(prefix, [read[index] for index in range(len(keys))], cached, found)
 
-    def _kept(self, key: Key, window: Window) -> Window:
+    def _stored(self, key: Key, window: Window) -> Window:
         """The window that rows read already, or this one."""
         there = self._windows.get(key)
         if there is None:
@@ -102,10 +102,10 @@ class SharedEncoder:
         return there
 
 
-def shared_keys(runner: Encoder, asked: ToEncode) -> tuple[Key, list[Key]]:
-    """By what rows of a batch find a prefix and windows; those of one request are all different."""
+def shared_keys(runner: ModelEncoder, asked: ToEncode) -> tuple[Key, list[Key]]:
+    """Keys by which rows of a batch find a prefix and windows; all differ within one request."""
     # After an edit of the model nothing of before is found.
-    prefix = runner.twin.version, _digest(asked.prefix_ids)
+    prefix = runner.mirror.version, _digest(asked.prefix_ids)
     method = asked.method
     seen: dict[Key, int] = {}
     keys: list[Key] = []
@@ -119,7 +119,7 @@ def shared_keys(runner: Encoder, asked: ToEncode) -> tuple[Key, list[Key]]:
 
 
 def _digest(ids: Sequence[int]) -> bytes:
-    """Stands for tokens, and costs nothing to look up however many they are."""
+    """A short key for tokens, however many they are."""
     return hashlib.sha256(array("q", ids).tobytes()).digest()
 
 
@@ -145,8 +145,8 @@ class BatchLoop:
         self._plan: Plan[Row] | None = None
 
     @property
-    def room(self) -> tuple[int, int]:
-        """Rows and tokens for which the KV caches have room now."""
+    def capacity(self) -> tuple[int, int]:
+        """Rows and tokens that the KV caches hold without growing."""
         held = next(iter(self._caches.keys.values()), None)
         return (0, 0) if held is None else (held.shape[0], held.shape[2])
 
@@ -228,7 +228,7 @@ class BatchLoop:
                 row.error, row.ended = error, True
 
     def _replan(self) -> None:
-        """Have the next step plan anew, and settle what the plan of before has measured."""
+        """Discard the plan, and hand the attention weights that it recorded to the rows."""
         if self._plan is not None:
             self._plan.flush()
             self._plan = None

@@ -34,21 +34,21 @@ from rag_windows.results import Generation, Timings
 from rag_windows.sampling import BATCHING, FirstToken
 
 OnText = Callable[[str], None]
-"""Told each piece of the text as it settles."""
+"""Called with each piece of the text once it is final."""
 
 _log = logging.getLogger(__name__)
 
 
 class Question(Future[Generation]):
-    """A question on its way: a future of its answer.
+    """A question being answered: a future of its answer.
 
     Attributes:
-        alone: whether it is answered by itself, as `WindowedLM.generate` does it.
+        exclusive: whether it is answered by itself, as `WindowedLM.generate` does it.
         need: of memory, in tokens.
-        bytes: the same in bytes, with nobody beside it.
+        bytes: the same in bytes, as the only question.
         number: its place among those that were asked.
         context: variables of the one who asks, in which callbacks run.
-        pieces: tells ``on_text`` its text as it comes; None if nobody wants it so.
+        pieces: passes its text to ``on_text`` as it comes; None if nobody wants that.
         prefill: gives what it reads; None before and afterwards.
         due: when a prefill that waits for others may go on; else 0.
         counts: of tokens and windows that were computed for it or found.
@@ -59,7 +59,7 @@ class Question(Future[Generation]):
         engine: Engine,
         request: Request,
         *,
-        alone: bool,
+        exclusive: bool,
         on_text: OnText | None = None,
         on_reasoning: OnText | None = None,
     ) -> None:
@@ -67,7 +67,7 @@ class Question(Future[Generation]):
         # Rows of a batch are computed alike, so a question under autocast is answered by itself.
         self.autocast = autocast_here()
         self.engine, self.request = engine, request
-        self.alone = alone or bool(self.autocast)
+        self.exclusive = exclusive or bool(self.autocast)
         self.context = contextvars.copy_context()
         option = engine.decoder.option
         self._sequences = max(option(request.options, name) or 1 for name in BATCHING)
@@ -111,7 +111,7 @@ class Question(Future[Generation]):
             _log.exception("A callback of a question's future failed.")
 
     def tell_rest(self, generation: Generation) -> None:
-        """Tell what of the whole text was not told yet."""
+        """Report what of the whole text was not reported yet."""
         reasoning, text = rest_of(generation, self.pieces)
         if reasoning:
             self._on_reasoning(reasoning)
@@ -138,7 +138,7 @@ class Question(Future[Generation]):
         ]
 
     def reserve(self, budget: Budget) -> None:
-        """Tell how many bytes it needs with nobody beside it.
+        """Compute how many bytes it needs as the only question.
 
         Raises:
             LimitError: that is more than there are.
@@ -151,15 +151,15 @@ class Question(Future[Generation]):
             raise budget.refusal(self.need, tokens, self.bytes)
 
     def _size(self, budget: Budget, windows: int) -> int:
-        if not self.alone:
+        if not self.exclusive:
             return budget.sizes.batch([self.need], windows, (0, 0))
-        sizes = [budget.sizes.apart(self.need, windows)]
+        sizes = [budget.sizes.exclusive(self.need, windows)]
         if isinstance(ordinary := self.request.ordinary, Request):
             other = need_of(ordinary, self._sequences)
-            sizes.append(budget.sizes.apart(other, sum(other.windows)))
+            sizes.append(budget.sizes.exclusive(other, sum(other.windows)))
         return max(sizes)
 
-    def answered_alone(self) -> Generation:
+    def exclusive_answer(self) -> Generation:
         """The answer as `WindowedLM.generate` makes it."""
         with ExitStack() as scope:
             for mode in self.autocast:
@@ -184,7 +184,7 @@ def checked(
     method, parts = request.method, request.parts
     limit = table_limit(engine.model.config.get_text_config(decoder=True))
     last = len(parts.prefix_ids) + len(parts.query_ids) + request.max_new_tokens
-    alone = (
+    separate = (
         reader is not engine
         or request.guard is not None
         or method.combination is not None
@@ -192,14 +192,14 @@ def checked(
         # The rotary tables of the plain model grow with such a prompt, those of a batch don't.
         or (not parts.windows and limit is not None and last > limit)
     )
-    return Question(reader, request, alone=alone, on_text=on_text, on_reasoning=on_reasoning)
+    return Question(reader, request, exclusive=separate, on_text=on_text, on_reasoning=on_reasoning)
 
 
 Ended = tuple[Question, Generation | BaseException]
 """A question that left the batch, and its answer or what ended it."""
 
 _NAP_S = 0.01
-"""The longest rest while every question waits for others; who comes meanwhile waits so long."""
+"""Longest sleep while every question waits for others; a new question may wait so long."""
 
 
 class Batch:
@@ -239,7 +239,7 @@ class Batch:
             LimitError: there will not be either when all others have left.
         """
         budget = self._budget
-        # Nothing is asked again at each token: only what others let go of can change the answer.
+        # Not computed again at each token: only memory that others release changes the result.
         if self.full or self._refused == (question, budget.changes):
             return False
         before, size = budget.changes, self._rough_size(question)
@@ -267,7 +267,7 @@ class Batch:
         """Bytes that its questions need in the end, and those that join, if they share nothing."""
         needs = [one.need for one in (*self._asked, *joining)]
         windows = sum(sum(need.windows) for need in needs)
-        return self._budget.sizes.batch(needs, windows, self._loop.room)
+        return self._budget.sizes.batch(needs, windows, self._loop.capacity)
 
     def _exact_size(self, *joining: Question) -> int:
         """The same, but for windows that several read or the cache holds; it takes a while."""
@@ -275,20 +275,20 @@ class Batch:
         reads = {read.key: read for question in questions for read in question.reads}
         missing = self._budget.missing(self._engine.cache, reads.values())
         needs, windows = [one.need for one in questions], sum(read.tokens for read in missing)
-        return self._budget.sizes.batch(needs, windows, self._loop.room)
+        return self._budget.sizes.batch(needs, windows, self._loop.capacity)
 
     def _settle(self) -> None:
-        """Let go of the memory of those that left; what the others share is found out later."""
+        """Release the memory of those that left; what the others share is computed later."""
         if self:
             self._size = min(self._size, self._rough_size())
-            self._budget.take(self, self._size, anyway=True)
+            self._budget.take(self, self._size, force=True)
         else:
             self._budget.release(self)
 
     def step(self) -> list[Ended]:
         """A forward pass for a question that enters, and a token for each of the others.
 
-        What fails ends one question; a pass of many that fails is tried again with the others.
+        An error ends one question; a failed pass of many is tried again with the others.
         """
         ended: list[Ended] = []
         for question in [one for one in self._entering if one.stopped.is_set()]:
@@ -380,10 +380,10 @@ class Batch:
         return ended
 
     def _failed(self, error: BaseException) -> Ended:
-        """The question that a pass of all rows ends: the largest of those that came last.
+        """The question that a failed pass of all rows ends: the largest of those that came last.
 
-        Where memory ends, those that are being encoded count as well: whoever asks for more next
-        runs into it, which need not be who took it.
+        If memory ran out, those that are being encoded count as well: the pass that fails need not
+        be of the question that took the memory.
         """
         among = [self._questions[row] for row in self._loop.new_rows]
         if let_go(error):
@@ -431,7 +431,7 @@ def answer_all(
     for question in questions:
         question.reserve(budget)
     answers: dict[Question, Generation] = {}
-    waiting = deque(question for question in questions if not question.alone)
+    waiting = deque(question for question in questions if not question.exclusive)
     batch = Batch(engine, max_rows, budget)
     try:
         while batch or waiting:
@@ -443,7 +443,7 @@ def answer_all(
                 answers[question] = result
     finally:
         batch.close()
-    return [answers[one] if one in answers else one.answered_alone() for one in questions]
+    return [answers[one] if one in answers else one.exclusive_answer() for one in questions]
 
 
 def _tokens(question: Question) -> int:
@@ -453,7 +453,7 @@ def _tokens(question: Question) -> int:
 
 
 def let_go(error: BaseException) -> bool:
-    """Free what a pass that ran out of memory has made, which its frames hold; whether it did."""
+    """Free what the frames of a pass that ran out of memory hold; whether it ran out."""
     if not _out_of_memory(error):
         return False
     one: BaseException | None = error

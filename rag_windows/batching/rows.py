@@ -19,9 +19,9 @@ from rag_windows.attention.segments import (
     Rows,
     Segment,
     Segments,
-    Weighed,
+    SegmentWeights,
     Weights,
-    weighed,
+    segment_weights,
 )
 from rag_windows.errors import GenerationError, InputError
 from rag_windows.generate import Decoder, with_config
@@ -39,7 +39,7 @@ OPTIONS = {
     "stopping_criteria",
     "tokenizer",
 }
-"""Options of ``generate`` that a batch knows; a question with others is answered alone."""
+"""Options of ``generate`` that a batch knows; a question with others is answered by itself."""
 
 PLAIN: Mapping[str, tuple[Any, ...]] = {
     "assistant_early_exit": (None, False),
@@ -61,7 +61,7 @@ PLAIN: Mapping[str, tuple[Any, ...]] = {
     "use_mtp": (None, False),
     "watermarking_config": (None,),
 }
-"""Those of them with which a row can be one of a batch at these values alone."""
+"""Options that a row of a batch can have only with these values."""
 
 
 def served(decoder: Decoder, options: Mapping[str, Any]) -> bool:
@@ -145,7 +145,7 @@ class Row(FedRow):
         model = decoder.runner.model if windowed else decoder.model
         device = input_device(model)
         arguments = with_config(decoder.arguments(options, len(prompt), criteria))
-        self.sequence = self._room = torch.tensor([prompt], dtype=torch.int64, device=device)
+        self.sequence = self._buffer = torch.tensor([prompt], dtype=torch.int64, device=device)
         made: Any = model.generate(self.sequence, custom_generate=_prepared, **arguments)
         self._processors, self._criteria = made["logits_processor"], made["stopping_criteria"]
         mode = made["generation_config"].get_generation_mode()
@@ -176,14 +176,14 @@ class Row(FedRow):
     def take(self, token: int) -> None:
         """Append a token, which the next pass is fed; the criteria say whether it was the last."""
         place = self.sequence.shape[1]
-        if place == self._room.shape[1]:
-            # Room ahead, so that a token is one write.
-            self._room = torch.cat([self.sequence, torch.empty_like(self.sequence)], dim=1)
-        self._room[0, place] = token
-        self.sequence = self._room[:, : place + 1]
+        if place == self._buffer.shape[1]:
+            # Doubled in advance, so that a token is one write.
+            self._buffer = torch.cat([self.sequence, torch.empty_like(self.sequence)], dim=1)
+        self._buffer[0, place] = token
+        self.sequence = self._buffer[:, : place + 1]
         if self._streamer is not None:
             self._streamer.put(torch.tensor([token]))
-        # Scores are kept for nobody, as without output_scores.
+        # No scores are stored, as without output_scores.
         self.ended = bool(self._criteria(self.sequence, None).all())
         if self.ended and self._streamer is not None:
             self._streamer.end()
@@ -212,11 +212,11 @@ class Row(FedRow):
 
 
 FIRST_CAPACITY = 64
-"""Tokens for which there is room before the KV caches of a batch grow for the first time."""
+"""Tokens that the KV caches of a batch hold before they grow for the first time."""
 
 
 class RowCaches:
-    """The KV caches of a batch's rows, with room ahead, so that a token is one write.
+    """The KV caches of a batch's rows, with spare capacity, so that a token is one write.
 
     Row ``i`` of a batch is row ``i`` of the tensors, by layer (rows, kv heads, capacity, head dim
     or value dim); it has ``lengths[i]`` tokens. Not for several threads at once.
@@ -228,7 +228,7 @@ class RowCaches:
         self.values: dict[int, torch.Tensor] = {}
 
     def remove(self, row: int) -> None:
-        """Let go of a row; the last one takes its place."""
+        """Remove a row; the last one takes its place."""
         last = len(self.lengths) - 1
         length = self.lengths[last]
         if row != last:
@@ -252,7 +252,7 @@ class RowCaches:
     def buffers(
         self, layer: int, key: torch.Tensor, value: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values of a layer, shaped like the given ones, with room for what counts."""
+        """Keys and values of a layer, shaped like the given ones, for all counted tokens."""
         held = self.keys.get(layer)
         rows, tokens = len(self.lengths), max(*self.lengths, FIRST_CAPACITY)
         if held is None or held.shape[0] < rows or held.shape[2] < tokens:
@@ -307,19 +307,19 @@ class Plan(Generic[AnyRow]):
         self.encoded = [Segments(segments, self._tokens, static=True)] if segments else []
         self._recorded: dict[Role, torch.Tensor] = {}
 
-    def of_cited(self, layers: Sequence[Weights]) -> list[Weighed]:
+    def of_cited(self, layers: Sequence[Weights]) -> list[SegmentWeights]:
         """The attention weights of the tokens that predict an answer's next one."""
-        segments = weighed(layers)
+        segments = segment_weights(layers)
         query = [one.shares for one in segments if one.role == "query"]
         # The segments of the rows' own tokens give a result for each token, in order.
-        own = Weighed("query", torch.cat(query, dim=1))
+        own = SegmentWeights("query", torch.cat(query, dim=1))
         whole = [*segments[: len(segments) - len(query)], own]
         return [
             one if len(places) == one.shares.shape[1] else one.at(places)
             for one, places in zip(whole, self._wanted, strict=True)
         ]
 
-    def keep(self, recorded: Sequence[Sequence[Weighed]]) -> None:
+    def keep(self, recorded: Sequence[Sequence[SegmentWeights]]) -> None:
         """Add a pass's attention weights, as `of_cited` gives them, once it is done."""
         for segments in recorded:
             by_role: dict[Role, list[torch.Tensor]] = {}
@@ -424,7 +424,7 @@ class BatchLayout(Layout):
         self._plan = plan
         self._caches = caches
         self._layers: list[Weights] = []
-        self._cited: list[list[Weighed]] = []
+        self._cited: list[list[SegmentWeights]] = []
         self._where: dict[torch.device, tuple[torch.Tensor, torch.Tensor]] = {}
         tokens, old = len(positions), plan.old
         own: list[Segment] = []
@@ -478,10 +478,10 @@ class BatchLayout(Layout):
         if len(self._plan.newest) == len(self._reading.rows.positions):
             self._layers.append(weights)
         else:
-            # Of a pass of many tokens, those of few are kept.
+            # Of a pass of many tokens, only the weights of a few are stored.
             self._cited.append(self._plan.of_cited([weights]))
 
     @property
-    def recorded(self) -> list[list[Weighed]]:
+    def recorded(self) -> list[list[SegmentWeights]]:
         """The attention weights of the pass, as `Plan.of_cited` gives them."""
         return self._cited + ([self._plan.of_cited(self._layers)] if self._layers else [])

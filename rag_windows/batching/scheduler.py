@@ -13,20 +13,20 @@ from rag_windows.batching.budget import Budget
 from rag_windows.batching.questions import Batch, OnText, Question, checked, let_go
 from rag_windows.cache.passage_cache import Size
 from rag_windows.engine import Engine
-from rag_windows.errors import GenerationError, stop_iteration_told
+from rag_windows.errors import GenerationError, report_stop_iteration
 from rag_windows.request import BatchRequest
 from rag_windows.results import Generation
 from rag_windows.sampling import whole_number
 from rag_windows.threads import Lock, Worker, in_children
 
-Lone = Callable[[], bool]
-"""Whether a question is the only one."""
+IsIdle = Callable[[], bool]
+"""Whether no other question is about to come."""
 
-APART = 4
-"""Questions that are answered alone at the same time; others of their kind wait in line."""
+MAX_EXCLUSIVE = 4
+"""Questions that are answered outside of the batch at the same time; more of them wait."""
 
 _NAP_S = 0.05
-"""The longest rest while others have the memory; who is cancelled meanwhile waits so long."""
+"""Longest wait while others hold the memory; a cancellation may take so long."""
 
 
 class Scheduler:
@@ -35,7 +35,7 @@ class Scheduler:
     A worker thread answers. It starts with the first question and ends when none is left. While a
     question's windows are encoded, the others get a token after each forward pass. Questions that
     can't be part of a batch (see `WindowedLM.generate_batch`) are answered in threads of their own,
-    `APART` at a time. An error in one question does not affect the others.
+    `MAX_EXCLUSIVE` at a time. An error in one question does not affect the others.
 
     Args:
         engine: the model.
@@ -58,27 +58,27 @@ class Scheduler:
         in_children(self)
 
     def after_fork(self) -> None:
-        """A child starts with an empty one: it has no worker, and the parent answers its own."""
+        """In a child it starts empty: the worker and the questions are the parent's."""
         self._lock = threading.Lock()
         self._released = threading.Condition(self._lock)
         self._budget = Budget(self._engine, self._max_bytes)
         self._numbers = itertools.count()
         # Questions whose turn it is, but for whom there is no memory.
-        self._short: set[Question] = set()
+        self._waiting_for_memory: set[Question] = set()
         self._asked: set[Question] = set()
         self._waiting: deque[Question] = deque()
-        self._alone: deque[Question] = deque()
-        self._apart: set[threading.Thread] = set()
+        self._exclusive: deque[Question] = deque()
+        self._exclusive_threads: set[threading.Thread] = set()
         self._worker: threading.Thread | None = None
 
-    @stop_iteration_told
+    @report_stop_iteration
     def submit(
         self,
         request: Mapping[str, Any] | BatchRequest,
         *,
         on_text: OnText | None = None,
         on_reasoning: OnText | None = None,
-        lone: Lone | None = None,
+        lone: IsIdle | None = None,
         engine: Engine | None = None,
     ) -> Question:
         """Ask a question.
@@ -102,12 +102,12 @@ class Scheduler:
         """
         question = self._question(request, on_text, on_reasoning, engine)
         with self._lock:
-            self._take(question, alone=self._idle(lone))
+            self._take(question, exclusive=self._idle(lone))
         return question
 
-    @stop_iteration_told
+    @report_stop_iteration
     def answer(
-        self, request: Mapping[str, Any] | BatchRequest, *, lone: Lone | None = None
+        self, request: Mapping[str, Any] | BatchRequest, *, lone: IsIdle | None = None
     ) -> Generation:
         """Ask a question and wait for the answer; an interruption of the wait stops it.
 
@@ -122,11 +122,11 @@ class Scheduler:
         with self._lock:
             if here := self._idle(lone):
                 self._asked.add(question)
-                self._budget.take(question, question.bytes, anyway=True)
+                self._budget.take(question, question.bytes, force=True)
             else:
                 self._take(question)
         try:
-            return question.answered_alone() if here else question.result()
+            return question.exclusive_answer() if here else question.result()
         except BaseException:
             question.cancel()
             raise
@@ -142,14 +142,14 @@ class Scheduler:
     def close(self, *, cancel: bool = False) -> None:
         """Take no more questions, and wait until those that were asked are answered.
 
-        A lone question that its caller's own thread answers is not waited for.
+        A question that its caller's own thread answers is not waited for.
 
         Args:
             cancel: stop them instead: those that wait at once, the others after this forward pass.
         """
         with self._lock:
             self._closed = True
-            threads = [*self._apart, *([self._worker] if self._worker else [])]
+            threads = [*self._exclusive_threads, *([self._worker] if self._worker else [])]
         if cancel:
             self.cancel()
         for thread in threads:
@@ -185,25 +185,25 @@ class Scheduler:
         question.reserve(self._budget)
         return question
 
-    def _take(self, question: Question, *, alone: bool = False) -> None:
-        """Let a question stand in line, for the batch or for being answered alone."""
+    def _take(self, question: Question, *, exclusive: bool = False) -> None:
+        """Queue a question, for the batch or for an exclusive answer."""
         if self._closed:
             raise GenerationError("This scheduler is closed. Make a new one.")
         me = threading.current_thread()
         # Asked by a callback of a question that is being answered, which may wait for it.
-        inner = me is self._worker or me in self._apart
+        inner = me is self._worker or me in self._exclusive_threads
         question.number = next(self._numbers)
-        if question.alone or alone or inner:
-            if inner or len(self._apart) < APART:
-                thread = Worker(self._work_apart, "rag-windows-apart", self.cancel)
+        if question.exclusive or exclusive or inner:
+            if inner or len(self._exclusive_threads) < MAX_EXCLUSIVE:
+                thread = Worker(self._work_exclusive, "rag-windows-apart", self.cancel)
                 thread.start()
-                self._apart.add(thread)
+                self._exclusive_threads.add(thread)
             if inner:
-                # It can't wait for memory that is let go when it is answered.
+                # It can't wait for memory that is released only when it is answered.
                 question.number = -1
-                self._alone.appendleft(question)
+                self._exclusive.appendleft(question)
             else:
-                self._alone.append(question)
+                self._exclusive.append(question)
         else:
             if self._worker is None:
                 worker = Worker(self._work, "rag-windows-batch", self.cancel)
@@ -212,9 +212,9 @@ class Scheduler:
             self._waiting.append(question)
         self._asked.add(question)
 
-    def _idle(self, lone: Lone | None) -> bool:
-        """Whether nothing is being answered, and a question is a lone one."""
-        return lone is not None and not (self._closed or self._asked or self._worker) and lone()
+    def _idle(self, idle: IsIdle | None) -> bool:
+        """Whether nothing is being answered, and no other question is about to come."""
+        return idle is not None and not (self._closed or self._asked or self._worker) and idle()
 
     def _first(self, line: deque[Question]) -> Question | None:
         """The first of those that wait in line, if it is its turn; the lock is held.
@@ -225,14 +225,14 @@ class Scheduler:
             question = line.popleft()
             question.set_running_or_notify_cancel()
             self._asked.discard(question)
-            self._short.discard(question)
-        older = [one.number for one in self._short if not one.cancelled()]
+            self._waiting_for_memory.discard(question)
+        older = [one.number for one in self._waiting_for_memory if not one.cancelled()]
         return line[0] if line and line[0].number <= min(older, default=line[0].number) else None
 
     def _begin(self, question: Question, line: deque[Question]) -> bool:
         """Take the first of a line out of it; whether it wants to be answered. The lock is held."""
         line.popleft()
-        self._short.discard(question)
+        self._waiting_for_memory.discard(question)
         if question.set_running_or_notify_cancel():
             return True
         self._asked.discard(question)
@@ -256,11 +256,11 @@ class Scheduler:
                     self._worker = None
                     return
                 if not batch and not ended:
-                    # Those that are answered apart have the memory.
+                    # Questions that are answered exclusively hold the memory.
                     self._released.wait(_NAP_S)
 
     def _admit(self, batch: Batch) -> None:
-        """Let those that wait join, in order, as long as there is room."""
+        """Let those that wait join, in order, as long as they fit."""
         while not batch.full:
             with self._lock:
                 question = self._first(self._waiting)
@@ -273,7 +273,7 @@ class Scheduler:
                 joined, refused = False, error
             with self._lock:
                 if not joined and refused is None:
-                    self._short.add(question)
+                    self._waiting_for_memory.add(question)
                     return
                 wanted = self._begin(question, self._waiting)
             if joined and not wanted:
@@ -282,41 +282,41 @@ class Scheduler:
                 self._forget(question)
                 question.end(refused)
 
-    def _work_apart(self) -> None:
+    def _work_exclusive(self) -> None:
         """Answer one question after the other until none of them waits."""
-        while (question := self._next_apart()) is not None:
+        while (question := self._next_exclusive()) is not None:
             try:
-                # A copy: the text is told in the context itself, which can't be entered twice.
+                # A copy: callbacks run in the context itself, which can't be entered twice.
                 context = question.context.copy()
-                result: Generation | BaseException = context.run(question.answered_alone)
+                result: Generation | BaseException = context.run(question.exclusive_answer)
             except BaseException as error:  # noqa: BLE001 - handed to the one who waits for it
                 result = error
                 let_go(error)
             self._forget(question)
             question.end(result)
 
-    def _next_apart(self) -> Question | None:
-        """Wait for the next that is answered by itself, and take its memory; None without one."""
+    def _next_exclusive(self) -> Question | None:
+        """Wait for the next exclusive question, and take its memory; None without one."""
         with self._lock:
-            while self._alone:
-                question = self._first(self._alone)
+            while self._exclusive:
+                question = self._first(self._exclusive)
                 if question is not None:
-                    anyway = question.number < 0 or not self._budget.taken
-                    if self._budget.take(question, question.bytes, anyway=anyway):
-                        if self._begin(question, self._alone):
+                    force = question.number < 0 or not self._budget.taken
+                    if self._budget.take(question, question.bytes, force=force):
+                        if self._begin(question, self._exclusive):
                             return question
                         self._budget.release(question)
                         continue
-                    self._short.add(question)
-                if self._alone:
+                    self._waiting_for_memory.add(question)
+                if self._exclusive:
                     self._released.wait(_NAP_S)
-            self._apart.discard(threading.current_thread())
+            self._exclusive_threads.discard(threading.current_thread())
             return None
 
     def _forget(self, question: Question) -> None:
         with self._lock:
             self._asked.discard(question)
-            self._short.discard(question)
+            self._waiting_for_memory.discard(question)
             self._budget.release(question)
             self._released.notify_all()
 
@@ -329,9 +329,9 @@ _lock = Lock()
 
 
 def shared_scheduler(owner: Any, bounds: Bounds, make: Callable[[], Scheduler]) -> Scheduler:
-    """The scheduler with these bounds that everybody who asks this model gets now.
+    """The scheduler with these bounds that all callers of this model share.
 
-    Nothing is kept alive: one that answers nobody and that nobody holds is gone, and the next call
+    References are weak: one that answers nobody and that nobody holds is freed, and the next call
     makes another, which costs nothing. A model with another cache is another owner.
     """
     with _lock:

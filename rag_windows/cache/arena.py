@@ -33,7 +33,7 @@ HOLES = 0.1
 """Share of the arena that the policy leaves free.
 
 Windows of many lengths never fill it without holes, and those that were evicted while a request
-reads them need room as well.
+reads them need space as well.
 """
 
 
@@ -86,7 +86,7 @@ class Lease:
     planes: tuple[torch.Tensor, ...]
 
     def filled(self, window: Window) -> Window:
-        """A copy of a window of this device that stands in this range, and keeps it."""
+        """A copy, in this range, of a window of this device; it holds the range."""
         places, end = [], self.start + len(window.ids)
         for plane, one in zip(self.planes, (*window.keys, *window.values), strict=True):
             # DLPack says nothing of the strides of a single head, so planes are flat till here.
@@ -103,8 +103,8 @@ class Arena:
     has storages of its own over the memory that all share (by DLPack), and their end gives the
     range back. Whoever makes one tensor over several windows must so hold on to all of them.
 
-    Any thread may be what ends a storage, at any moment, also when it holds the lock; so that only
-    notes the range. Work that waits on a CUDA stream is no reference. What is copied into the range
+    Any thread may end a storage, at any moment, also while it holds the lock; so that only notes
+    the range. Work that waits on a CUDA stream is no reference. What is copied into the range
     later waits behind it, for all threads of this package compute on one stream; where another one
     reads (`to_host`), the host waits for it before it lets go.
 
@@ -113,7 +113,7 @@ class Arena:
         device: where.
 
     Raises:
-        RuntimeError: torch's, if the device has not so much.
+        RuntimeError: torch's, if the device has too little memory.
     """
 
     def __init__(self, nbytes: int, device: torch.device) -> None:
@@ -138,14 +138,14 @@ class Arena:
         return (self._ranges.size - self._ranges.free) * self._token_bytes
 
     def suits(self, window: Window) -> bool:
-        """Whether a window has the shape and dtype of those that are here; any has if none is."""
+        """Whether a window has the shape and dtype of those stored here; any has if none is."""
         tensors = *window.keys, *window.values
         shape = tuple((one.shape[0], one.shape[2], one.dtype) for one in tensors)
         if shape != self._shape and not self.lent:
             widths = [heads * dim * dtype.itemsize for heads, dim, dtype in shape]
             self._token_bytes = sum(widths)
-            room = max(0, self._whole.nbytes - ALIGNMENT * len(shape))
-            length = room // max(1, self._token_bytes)
+            free = max(0, self._whole.nbytes - ALIGNMENT * len(shape))
+            length = free // max(1, self._token_bytes)
             self._shape, self._planes, at = shape, [], 0
             for (_, _, dtype), width in zip(shape, widths, strict=True):
                 self._planes.append(self._whole[at : at + length * width].view(dtype))
@@ -158,7 +158,7 @@ class Arena:
         return self._length(window) * self._token_bytes
 
     def take(self, window: Window) -> Lease | None:
-        """Room for a window which suits, or None if no range is free that is as long."""
+        """A range for a window which suits, or None if no free range is as long."""
         self._collect()
         length = self._length(window)
         start = self._ranges.take(length)
@@ -221,7 +221,7 @@ class ArenaTier(MemoryTier):
             self._arena = None
 
     def close(self) -> None:
-        """Let everything go and take in nothing more; the memory goes with its last reader."""
+        """Drop everything and store nothing more; the memory is freed with its last reader."""
         with self._lock:
             self._arena = None
         super().close()
@@ -241,7 +241,7 @@ class ArenaTier(MemoryTier):
         with self._lock:
             if self._arena is None:
                 return "refused" if self._closed else "failed"
-            lease = self._room(self._arena, key, entry)
+            lease = self._lease(self._arena, key, entry)
             if lease is None:
                 return "refused"
             # Others may find it, and drop or replace it, before its copy is here.
@@ -262,7 +262,7 @@ class ArenaTier(MemoryTier):
                     self._policy.forget(key)
         return "failed" if copy is None else "stored"
 
-    def _room(self, arena: Arena, key: str, entry: Entry) -> Lease | None:
+    def _lease(self, arena: Arena, key: str, entry: Entry) -> Lease | None:
         """A range for an entry, which the policy then counts as held; or None."""
         if not arena.suits(entry.window):
             if not self._warned:
@@ -274,7 +274,7 @@ class ArenaTier(MemoryTier):
             self._warned = True
             return None
         size = arena.bytes_of(entry.window)
-        # What was evicted and is still read takes room that is not the policy's to give.
+        # Evicted windows that are still read take memory that the policy can't give.
         orphans = arena.lent - self._policy.nbytes
         asked = size + max(0, orphans - (arena.nbytes - self._policy.limit_bytes))
         victims = self._policy.admit(key, asked, entry.cost_s)

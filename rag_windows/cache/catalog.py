@@ -1,6 +1,6 @@
 """What the folder of entries holds: a SQLite database, made anew from the files when it is lost.
 
-The files are the truth, the database knows about them: sizes, uses, time limits and labels. No
+Only the files count, the database describes them: sizes, uses, time limits and labels. No
 lookup reads it, so neither damage to it nor a process that was stopped in the midst of a change can
 keep a window from being found.
 """
@@ -67,7 +67,7 @@ class Catalog:
         in_children(self)
 
     def after_fork(self) -> None:
-        """What was used is for the parent to write."""
+        """The parent writes what was used."""
         self._lock = threading.Lock()
         self.uses: dict[str, tuple[int, float]] = {}
 
@@ -86,7 +86,7 @@ class Catalog:
 
     @contextlib.contextmanager
     def changing(self, *, lasting: bool = False) -> Iterator[sqlite3.Connection]:
-        """Change the database; what is raised inside undoes it. Lasting: wait for the medium.
+        """Change the database; an error inside undoes it. `lasting` waits for the medium.
 
         Raises BlockingIOError if another process changes it for long, OSError if it can't be used;
         if it is damaged, the next call makes a new one.
@@ -123,7 +123,7 @@ class Catalog:
             )
 
     def _begun(self, lasting: bool) -> sqlite3.Connection:
-        """A connection in the midst of a change."""
+        """A connection with a transaction begun."""
         for again in (False, True):
             try:
                 connection = self._connected()
@@ -181,7 +181,7 @@ class Catalog:
         return found.st_ino, found.st_size
 
     def _delete_if_damaged(self, error: sqlite3.Error) -> bool:
-        """Whether the database is damaged (a missing table is damage, too): then it is gone."""
+        """Whether the database is damaged (a missing table is damage, too): then it is deleted."""
         unable = isinstance(error, sqlite3.OperationalError)
         if unable and _code(error) not in (None, sqlite3.SQLITE_ERROR):
             return False  # the system could not read or write it

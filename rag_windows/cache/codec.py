@@ -1,4 +1,4 @@
-"""What the cache keeps for one window, and in which form: as computed, or in 8 bits a number."""
+"""What the cache stores for one window, and its forms: as computed, or 8 bits a number."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _LARGEST = 127.0
 class Entry:
     """One encoded window with what the tiers need to know about it; never written to.
 
-    One that was on disk has 0 for every token id. `cost_s` is its share of the batch that it was
+    An entry from disk has 0 for every token id. `cost_s` is its share of the batch that it was
     encoded in, `created` and `expires` are unix times; the catalog may know `more_labels`.
     """
 
@@ -38,13 +38,13 @@ class Entry:
         return sum(tensor.nbytes for tensor in (*self.window.keys, *self.window.values))
 
     def expired(self, now: float) -> bool:
-        """Whether it may no longer be used at unix time `now`; so it is if its time is NaN."""
+        """Whether it may no longer be used at unix time `now`; always if its time is NaN."""
         return self.expires is not None and not now < self.expires
 
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """A window's tensors as a tier keeps them, and what decoding needs beside them, as JSON."""
+    """A window's tensors as a tier stores them, and what else decoding needs, as JSON."""
 
     tensors: tuple[torch.Tensor, ...]
     description: Mapping[str, Any]
@@ -90,7 +90,7 @@ def settle(store: str, window: Window) -> Window:
 
 
 def _as_int8(tensors: Sequence[torch.Tensor], layers: int) -> Stored:
-    """X is kept as round(x / peak * 127) in 8 bits, where peak = max |x| over a channel's tokens.
+    """X is stored as round(x / peak * 127) in 8 bits, where peak = max |x| over a channel's tokens.
 
     Keys have channels much larger than others, whatever the token, so a scale per channel loses
     less than one per token would (KIVI, https://arxiv.org/abs/2402.02750). Layers of one shape and
@@ -135,7 +135,7 @@ def is_finite(window: Window) -> bool:
     verdicts: dict[torch.device, list[torch.Tensor]] = {}
     for tensor in (*window.keys, *window.values):
         # A sum is NaN or infinite if anything in it is, and needs no mask of the tensor's size. It
-        # may overflow by itself where all is well, so only a bad one is looked at closely.
+        # may overflow where all are finite, so each number is checked only then.
         verdicts.setdefault(tensor.device, []).append(tensor.sum(dtype=torch.float32))
     if all(bool(torch.stack(sums).isfinite().all()) for sums in verdicts.values()):
         return True

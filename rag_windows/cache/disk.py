@@ -25,8 +25,8 @@ from rag_windows.cache.catalog import Catalog
 from rag_windows.cache.codec import EXACT, Entry
 from rag_windows.cache.entry_file import (
     ENDING,
+    EntryHeader,
     FormatError,
-    Note,
     image_of,
     opened,
     read_entry,
@@ -46,16 +46,16 @@ _WRITING = re.compile(r"[0-9a-f]{64}\.([0-9]{1,19}\.)?[0-9a-f]{16}\.tmp")
 _WORTH_THREADS_BYTES = 1 << 22  # below, starting threads takes longer than it saves
 _MOST_THREADS = 8
 _FILE_MODE, _MORE_LABELS_MODE = 0o600, 0o400
-"""A file that can't be written has labels that only the catalog holds: without them it goes."""
+"""A read-only file has labels that only the catalog holds: without these it is removed."""
 
 
 class DiskTier(Tier):
     """Entries in a folder, for all processes of one user.
 
-    Lookups read the files alone; what else is known of them is in the `Catalog`, and what is done
-    to both is done in one of its changes, files first, by one process at a time. A process that
-    dies on the way leaves rows without files or files without rows, and the next one to open the
-    folder finds them. What goes wrong is logged as a warning the first time.
+    Lookups read only the files; what else is known of them is in the `Catalog`. Both are changed in
+    one of its transactions, files first, by one process at a time. A process that dies meanwhile
+    leaves rows without files or files without rows, and the next one to open the folder repairs
+    that. The first failure is logged as a warning.
 
     Raises:
         InputError: for a form that doesn't exist or a negative limit.
@@ -91,19 +91,19 @@ class DiskTier(Tier):
                 continue
             found[key] = entry
             if entry.nbytes * len(rest) > _WORTH_THREADS_BYTES:
-                rooms = [self._room(other) for other in rest]
+                buffers = [self._buffer_for(other) for other in rest]
                 count = min(_MOST_THREADS, os.cpu_count() or 1, len(rest))
                 with ThreadPoolExecutor(count, "rag-windows-cache") as pool:
-                    read = zip(rest, pool.map(self._read, rest, rooms), strict=True)
+                    read = zip(rest, pool.map(self._read, rest, buffers), strict=True)
                     found |= {other: one for other, (one, _) in read if one is not None}
                 break
         self._catalog.used(found)
         return found
 
     def _read(
-        self, key: str, room: torch.Tensor | None = None, *, any_form: bool = False
+        self, key: str, buffer: torch.Tensor | None = None, *, any_form: bool = False
     ) -> tuple[Entry | None, str]:
-        """Read one entry, into `room` if there is any, and prove all of it; what is wrong goes."""
+        """Read one entry, into `buffer` if there is any, and verify it; delete a damaged one."""
         outcome = "missing"
         with self._trouble():
             try:
@@ -112,7 +112,7 @@ class DiskTier(Tier):
                 with opened(self._path(key), key) as file:
                     if not file.expired(time.time()):
                         form = file.note.codec if any_form else self._store
-                        return read_entry(file, form, room), "read"
+                        return read_entry(file, form, buffer), "read"
                 outcome = "expired" if self._unlink(key) else outcome
             except FileNotFoundError:
                 return None, outcome
@@ -126,21 +126,21 @@ class DiskTier(Tier):
             self._forget([key])
         return None, outcome
 
-    def _room(self, key: str) -> torch.Tensor | None:
-        """Memory for a thread to read into: pages of its own heap would be new each time."""
-        with contextlib.suppress(OSError, RuntimeError):  # no file, or no memory: reading will tell
+    def _buffer_for(self, key: str) -> torch.Tensor | None:
+        """A buffer for a thread to read into: pages of its own heap would be new each time."""
+        with contextlib.suppress(OSError, RuntimeError):  # no file, or no memory: reading reports
             state = os.stat(self._path(key), follow_symlinks=False)
             if stat.S_ISREG(state.st_mode):
                 return torch.empty(state.st_size, dtype=torch.uint8)
         return None
 
     def verify(self) -> tuple[int, int]:
-        """Read every entry, and delete those that can't be proved right: how many of each."""
+        """Read every entry, and delete damaged ones; returns how many of each."""
         outcomes = Counter(self._read(key, any_form=True)[1] for key in self._sizes())
         return outcomes.total() - outcomes["missing"], outcomes["quarantined"]
 
     def __contains__(self, key: str) -> bool:
-        """Whether a file of that name is there; only reading proves it right."""
+        """Whether a file of that name is there; only reading verifies it."""
         return self._usable and os.path.lexists(self._path(check_key(key)))
 
     def _sizes(self) -> dict[str, int]:
@@ -173,14 +173,14 @@ class DiskTier(Tier):
         return outcome
 
     def _write(self, key: str, entry: Entry, image: Sequence[memoryview]) -> bool:
-        """Write a file; whole or not at all. False if it is not worth its room."""
+        """Write a file atomically; False if it is not worth its space."""
         path, size = self._path(key), sum(part.nbytes for part in image)
         writing = os.path.join(self._entries, f"{key}.{secrets.token_hex(8)}.tmp")
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
         left: list[str] = []
         try:
             with self._changing() as rows:
-                if not self._make_room(rows, key, size, entry.cost_s):
+                if not self._free_space(rows, key, size, entry.cost_s):
                     return False
                 left = [writing]
                 with _open(writing, flags) as descriptor:
@@ -198,8 +198,8 @@ class DiskTier(Tier):
                     os.unlink(one)
         return True
 
-    def _make_room(self, rows: sqlite3.Connection, key: str, size: int, cost_s: float) -> bool:
-        """Drop what is worth less than an entry, and that of its key; False if it does not do."""
+    def _free_space(self, rows: sqlite3.Connection, key: str, size: int, cost_s: float) -> bool:
+        """Drop what is worth less than an entry, and its key's own; False if that is too little."""
         for _ in range(2):
             held, known = _held(rows), self._policy.nbytes
             if held != known and max(held, known) + size > self._limit_bytes:
@@ -225,7 +225,7 @@ class DiskTier(Tier):
     # Labels
 
     def add_labels(self, key: str, labels: Collection[str]) -> None:
-        """Give an entry more labels, as far as it may have so many; its file stays as it is."""
+        """Give an entry more labels, up to `MOST_LABELS`; its file stays as it is."""
         with self._trouble(), self._changing(lasting=True) as rows:
             held = _labels(rows, key)
             missing = [label for label in dict.fromkeys(labels) if label not in held]
@@ -237,7 +237,7 @@ class DiskTier(Tier):
                 rows.executemany("INSERT INTO labels VALUES (?, ?)", pairs)
 
     def labels(self, keys: Sequence[str]) -> dict[str, set[str]]:
-        """The labels of entries, as far as they are known; never on the way to an answer."""
+        """The labels of entries, as far as they are known; not called while a request waits."""
         with self._trouble(), self._changing() as rows:
             return {key: _labels(rows, key) for key in keys}
         return {}
@@ -245,7 +245,7 @@ class DiskTier(Tier):
     def keys_with(self, labels: Collection[str]) -> list[str]:
         """Keys of the entries that carry any of the labels.
 
-        Without the catalog the files tell; what may carry more labels than it holds is named, too.
+        Without the catalog, the files are read; entries that may have more labels are included.
         """
         statement = "SELECT key FROM labels WHERE label = ?"
         with self._trouble(), self._changing() as rows:
@@ -261,7 +261,7 @@ class DiskTier(Tier):
     # Forgetting
 
     def _late(self, now: float) -> list[str]:
-        """What has expired; what is too much, damaged or without an owner goes."""
+        """Keys of expired entries, after `_sync`."""
         with self._trouble(), self._changing() as rows:
             self._sync(rows)
             found = rows.execute("SELECT key FROM entries WHERE expires <= ?", (now,))
@@ -282,7 +282,7 @@ class DiskTier(Tier):
                 raise
 
     def _drop(self, keys: Sequence[str]) -> int:
-        """Drop entries; without the catalog if it is not to be had: what shall go must go."""
+        """Drop entries, also where the catalog can't be used."""
         dropped = 0
         with self._trouble():
             if keys and self._usable:
@@ -294,7 +294,7 @@ class DiskTier(Tier):
         return dropped
 
     def _forget(self, keys: Collection[str]) -> None:
-        """Entries are gone for another reason than for want of room."""
+        """Note that entries were removed for another reason than the limit."""
         with self._lock:
             for key in keys:
                 self._policy.forget(key)
@@ -308,7 +308,7 @@ class DiskTier(Tier):
         return True
 
     def _delete_damaged(self, key: str, error: FormatError) -> bool:
-        """Delete a file unless its name stands for another by now; whether it was there."""
+        """Delete a file unless its name is of another one by now; whether it was there."""
         with contextlib.suppress(FileNotFoundError):
             found = os.stat(self._path(key), follow_symlinks=False)
             if error.inode in (None, found.st_ino) and self._unlink(key):
@@ -382,7 +382,7 @@ class DiskTier(Tier):
             self._catalog.in_line = True
 
     def _sync(self, rows: sqlite3.Connection) -> None:
-        """Bring catalog, files and policy in line; what is too much or left by the dead goes."""
+        """Bring catalog, files and policy in line; remove surplus, and files of dead processes."""
         files: set[str] = set()
         for name in os.listdir(self._entries):
             key = _key_of(name)
@@ -408,21 +408,21 @@ class DiskTier(Tier):
         try:
             with opened(self._path(key), key) as file:
                 if file.more_labels:
-                    self._unlink(key)  # nobody knows under which ids it is to be found
+                    self._unlink(key)  # its further ids are lost
                 else:
                     used = min(file.changed, time.time())
                     _insert(rows, key, file.nbytes, file.note, used)
         except FormatError as error:
             self._count(quarantined=self._delete_damaged(key, error))
         except OSError:
-            return  # reading will tell
+            return  # reading reports it
 
     def _path(self, key: str) -> str:
         return os.path.join(self._entries, key + ENDING)
 
     @contextlib.contextmanager
     def _trouble(self) -> Iterator[None]:
-        """Let an `OSError` end what is inside quietly; others at work for long are no error."""
+        """Log an `OSError` and end what is inside; other processes that take long are no error."""
         try:
             yield
         except BlockingIOError:
@@ -443,7 +443,9 @@ def _release_nothing() -> None:
     """Nothing was locked."""
 
 
-def _insert(rows: sqlite3.Connection, key: str, size: int, what: Entry | Note, used: float) -> None:
+def _insert(
+    rows: sqlite3.Connection, key: str, size: int, what: Entry | EntryHeader, used: float
+) -> None:
     row = key, size, what.cost_s, what.expires, 1, used
     rows.execute("INSERT OR REPLACE INTO entries VALUES (?, ?, ?, ?, ?, ?)", row)
     pairs = [(label, key) for label in what.labels]
@@ -474,7 +476,7 @@ def _open(path: str, flags: int) -> Iterator[int]:
 
 
 def _key_of(path: str) -> str | None:
-    """The key that a file is named by; None if it is no entry's, and then it is left alone."""
+    """The key that a file is named by; None if it is no entry's and must stay."""
     key, ending = os.path.splitext(os.path.basename(path))
     return key if ending == ENDING and is_key(key) else None
 
@@ -493,10 +495,10 @@ def require_locks() -> None:
 
 
 def lock_file(path: Path, wait_s: float = 0.0) -> Callable[[], None] | None:
-    """Take the lock of a file, made if it is missing; None if another living holder kept it.
+    """Take the lock of a file, made if it is missing; None if another living holder has it.
 
-    Returns what gives it back and removes the file, from any thread; again it does nothing. An
-    OSError says that the file can't be opened or locked, or is a link.
+    Returns a function that releases it and removes the file, from any thread, once. An OSError
+    says that the file can't be opened or locked, or is a link.
     """
     lock = FileLock(path, wait_s, 0o600, thread_local=False, poll_interval=0.005)
     try:

@@ -1,4 +1,4 @@
-"""Encoding with a passage cache before it: only what nobody has encoded yet is computed."""
+"""Encoding through a passage cache: only what is not cached yet is computed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rag_windows.cache.memory import compact, placed
 from rag_windows.cache.passage_cache import PassageCache
 from rag_windows.errors import NonFiniteError
 from rag_windows.kv import Window
-from rag_windows.prefill import Encoded, Encoder, Prefill, Source, ToEncode
+from rag_windows.prefill import Encoded, ModelEncoder, Prefill, Source, ToEncode
 
 FOLLOW_S = 120.0
 """How long to wait for another thread or process that encodes a window, before doing it too."""
@@ -26,7 +26,7 @@ _SHORTEST_LOOK_S, _LONGEST_LOOK_S = 0.0005, 0.008  # for what comes from the sha
 
 
 class CachedEncoder:
-    """An `Encoder` that asks a cache first and tells it what it had to compute.
+    """A `ModelEncoder` that asks a cache first and stores there what it had to compute.
 
     What is read one after the other (`Sequential`) is not cached, but for the prefix: it depends on
     all passages and their order. A lossy store keeps no prefix: every window and answer reads it.
@@ -34,7 +34,7 @@ class CachedEncoder:
 
     def __init__(
         self,
-        encoder: Encoder,
+        encoder: ModelEncoder,
         cache: PassageCache,
         model: ModelIdentity,
         tokenizer: TokenizerIdentity,
@@ -64,7 +64,7 @@ class CachedEncoder:
         return [index for index, key in enumerate(keys) if key not in present]
 
     def keys(self, asked: ToEncode) -> tuple[str | None, list[str | None]]:
-        """What prefix and windows are filed under; None for what is not kept."""
+        """Keys of the prefix and the windows; None for what is not cached."""
         fingerprint = self._model.fingerprint()
         if fingerprint is None:
             return None, [None] * len(asked.windows)
@@ -80,7 +80,7 @@ class CachedEncoder:
         return self._model.fingerprint(), self._tokenizer.fingerprint()
 
     def scope(self, model: bytes, prefix_ids: Sequence[int], encoding: str) -> KeyScope:
-        """Keys behind one prefix, of windows that are encoded in one way."""
+        """Keys of windows that are encoded alike behind one prefix."""
         return KeyScope(
             self._cache.salt_key,
             model=model,
@@ -103,15 +103,15 @@ class _Wanted:
 
 
 class _Request:
-    """What one request finds and makes, and its dealings with others that want the same windows.
+    """What one request finds and encodes, and its claims on windows that others want, too.
 
-    A window is encoded once, by one thread of one process of those that share the cache. Nobody
-    waits while others wait for him: a request first encodes what it has claimed, and stores it.
+    A window is encoded once, by one thread of one process of those that share the cache. A request
+    first encodes and stores what it has claimed, and only then waits for others.
     """
 
     def __init__(
         self,
-        encoder: Encoder,
+        encoder: ModelEncoder,
         cache: PassageCache,
         scope: KeyScope,
         asked: ToEncode,
@@ -137,7 +137,7 @@ class _Request:
             self._head = _Wanted(scope.prefix_key(), ids, 0, Source("The prefix"))
         self._got: dict[str, Entry] = {}
         self._fresh: dict[str, Entry] = {}
-        self._unkept: list[str] = []
+        self._unstored: list[str] = []
         self._bad: dict[str, Source] = {}
         self._joined = 0
         self._claimed: set[str] = set()
@@ -163,10 +163,10 @@ class _Request:
             else:
                 missing = [one for one in wanted if one.key not in self._got]
                 if not missing or len(missing) < len(wanted):
-                    self._tell()
+                    self._notify()
                 yield from self._obtain(missing, prefix)
         finally:
-            # Also after a failure: what is done is done, and a request that was cancelled may come
+            # Also after a failure: finished windows are valid, and a cancelled request may come
             # again.
             try:
                 self._keep()
@@ -183,10 +183,10 @@ class _Request:
         return self._encoded(prefix, made)
 
     def _found(self, wanted: Sequence[_Wanted]) -> list[Window]:
-        """Windows that were got, where the model computes."""
+        """The windows, on the devices where the model computes."""
         got = {one.key: self._got[one.key] for one in wanted}
         self._got |= self._cache.on_accelerator(got, self._device)
-        # What was on disk does not know its ids.
+        # Entries from disk lack their ids.
         return [
             replace(placed(self._got[one.key].window, self._devices), ids=one.ids) for one in wanted
         ]
@@ -208,7 +208,7 @@ class _Request:
         return Encoded(prefix, made, cached, places)
 
     def _obtain(self, asked: Sequence[_Wanted], prefix: Window | None) -> Prefill[None]:
-        """Get every window, by whatever way; those that are no numbers are missing."""
+        """Find or encode every window; those that are NaN or infinite are missing."""
         flights, disk = self._cache.flights, self._cache.disk
         wanted = {one.key: one for one in asked}
         followed: dict[str, Future[Entry | None]] = {}
@@ -246,8 +246,8 @@ class _Request:
                     deadline = time.monotonic() + FOLLOW_S
                 pause = min(_LONGEST_POLL_S, 2 * pause or _POLL_S)
                 yield pause
-                # Who asked is told while it waits as well, so that a deadline of theirs counts.
-                self._tell()
+                # The caller is notified while it waits as well, so that its deadline counts.
+                self._notify()
 
     def _fetch(self, wanted: Sequence[_Wanted]) -> Prefill[None]:
         """Read windows from the shared store, once, while that is quicker than encoding them."""
@@ -278,7 +278,7 @@ class _Request:
         for key in self._claimed & made.keys():
             self._cache.flights.land(key, made[key])
         if made.keys() - {self._head and self._head.key}:
-            self._tell()
+            self._notify()
 
     def _lock(self, key: str) -> bool:
         """Be the only process that encodes a window; False if it is there or another one is."""
@@ -321,13 +321,13 @@ class _Request:
                     expires=None if ttl is None else now + ttl,
                 )
             self._fresh |= made
-            self._unkept += made
+            self._unstored += made
             yield made
             begun = time.perf_counter()
 
     def _keep(self) -> None:
-        """Store what was encoded, unless the weights were edited on the way."""
-        keys, self._unkept = self._unkept, []
+        """Store what was encoded, unless the weights were edited meanwhile."""
+        keys, self._unstored = self._unstored, []
         if not keys or self._model.fingerprint() != self._fingerprint:
             return
         for device in {one for one in self._devices if one.type == "cuda"}:
@@ -342,7 +342,7 @@ class _Request:
                 wait=self._asked.patient,
             )
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         if self._asked.on_encoded is not None:
             done = sum(one.key in self._got for one in self._wanted)
             self._asked.on_encoded(done, len(self._asked.windows))

@@ -1,4 +1,4 @@
-"""The file of one entry: written whole or not at all, and proved right before any of it is used.
+"""The file of one entry: written atomically, and verified before any of it is used.
 
 It is a plain safetensors file (https://github.com/huggingface/safetensors#format): 8 bytes
 little-endian length, that many bytes of JSON, then the tensors without gaps. Two things are added.
@@ -55,13 +55,13 @@ _SEAL = slice(LENGTH_BYTES + len(_MAGIC), LENGTH_BYTES + len(_MAGIC) + 64)
 
 
 class FormatError(CacheError):
-    """A file, of this inode if it could be opened, isn't what it should be: its entry is a miss."""
+    """A file (of this inode, if it could be opened) is invalid: its entry is a miss."""
 
     inode: int | None = None
 
 
-class Note(BaseModel):
-    """What a file says of its entry; `runs` are the tensors that each of its own stacks."""
+class EntryHeader(BaseModel):
+    """What a file says of its entry; `runs` are the tensors stacked in each of the file's."""
 
     model_config = ConfigDict(frozen=True, strict=True)
 
@@ -79,7 +79,7 @@ class Note(BaseModel):
 
 
 class Tensor(BaseModel):
-    """One of the payload, as safetensors describes it."""
+    """A tensor of the payload, as safetensors describes it."""
 
     dtype: Literal["F64", "F32", "F16", "BF16", "I8"]
     shape: list[int]
@@ -92,13 +92,13 @@ Fill = Callable[[memoryview, int], None]
 
 @dataclass(frozen=True, slots=True)
 class OpenFile:
-    """An entry's file or image, whose header is proved right, and where its payload is.
+    """An entry's file or image, whose header is verified, and where its payload is.
 
-    `changed` is a unix time. Of files that can't be written the catalog holds `more_labels`.
+    `changed` is a unix time. For read-only files the catalog holds `more_labels`.
     """
 
     fill: Fill
-    note: Note
+    note: EntryHeader
     tensors: Sequence[Tensor]
     payload: range
     changed: float = 0.0
@@ -110,7 +110,7 @@ class OpenFile:
         return self.payload.stop
 
     def expired(self, now: float) -> bool:
-        """Whether its time is up at unix time `now`; so it is if its time is NaN."""
+        """Whether it has expired at unix time `now`; always if its time is NaN."""
         return self.note.expires is not None and not now < self.note.expires
 
 
@@ -173,7 +173,7 @@ def write_image(descriptor: int, image: Sequence[memoryview]) -> None:
 
 @contextlib.contextmanager
 def opened(path: str, key: str) -> Iterator[OpenFile]:
-    """Open an entry's file and prove its header, its key and its length; else a `FormatError`."""
+    """Open an entry's file and verify its header, key and length; else a `FormatError`."""
     inode = None
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
@@ -190,7 +190,7 @@ def opened(path: str, key: str) -> Iterator[OpenFile]:
                 more_labels=not state.st_mode & stat.S_IWUSR,
             )
         finally:
-            with contextlib.suppress(OSError):  # that this fails changes nothing that was read
+            with contextlib.suppress(OSError):  # a failure changes nothing that was read
                 os.close(descriptor)
     except FormatError as error:
         error.inode = inode
@@ -202,7 +202,7 @@ def opened(path: str, key: str) -> Iterator[OpenFile]:
 
 
 def opened_image(image: bytes, key: str, *, whole: bool) -> OpenFile:
-    """What `opened` gives of a file, of its bytes, or of the first ones with all of its header."""
+    """The same as `opened`, from a file's bytes, or from its first ones with the whole header."""
 
     def fill(into: memoryview, offset: int) -> None:
         part = memoryview(image)[offset : offset + len(into)]
@@ -213,20 +213,20 @@ def opened_image(image: bytes, key: str, *, whole: bool) -> OpenFile:
     return _proved(fill, len(image), key, whole=whole)
 
 
-def read_entry(file: OpenFile, store: str, room: torch.Tensor | None = None) -> Entry:
-    """Read the payload into memory of our own and prove it, in one pass over its bytes."""
+def read_entry(file: OpenFile, store: str, buffer: torch.Tensor | None = None) -> Entry:
+    """Read the payload into memory of our own and verify it, in one pass over its bytes."""
     size = len(file.payload)
-    if room is None or len(room) < size:
+    if buffer is None or len(buffer) < size:
         try:
-            room = torch.empty(size, dtype=torch.uint8)
-        except RuntimeError as error:  # torch's way to say that there is no memory
+            buffer = torch.empty(size, dtype=torch.uint8)
+        except RuntimeError as error:  # torch's error when there is no memory
             raise OSError(errno.ENOMEM, "no memory for a cached window") from error
-    prove_payload(file, room.numpy().data, file.fill)
-    return entry_in(file, store, room)
+    verify_payload(file, buffer.numpy().data, file.fill)
+    return entry_in(file, store, buffer)
 
 
-def prove_payload(file: OpenFile, payload: memoryview, fill: Fill | None = None) -> None:
-    """Prove a payload right, which is there or is filled in first; no tensor is touched."""
+def verify_payload(file: OpenFile, payload: memoryview, fill: Fill | None = None) -> None:
+    """Verify a payload, which is complete or filled in first; no tensor is touched."""
     digest, size = xxhash.xxh3_128(), len(file.payload)
     for at in range(0, size, _CHUNK_BYTES):
         chunk = payload[at : min(at + _CHUNK_BYTES, size)]
@@ -237,34 +237,34 @@ def prove_payload(file: OpenFile, payload: memoryview, fill: Fill | None = None)
         raise FormatError("the payload's digest is wrong.")
 
 
-def entry_in(file: OpenFile, store: str, room: torch.Tensor) -> Entry:
-    """The entry whose payload was read into `room`."""
+def entry_in(file: OpenFile, store: str, buffer: torch.Tensor) -> Entry:
+    """The entry whose payload was read into `buffer`."""
     note = file.note
     if note.codec != store:
         raise FormatError(f"the file holds the form {note.codec!r:.40}.")
     tensors: dict[int, torch.Tensor] = {}
     try:
         for run, one in zip(note.runs, file.tensors, strict=True):
-            flat = room[slice(*one.data_offsets)]
+            flat = buffer[slice(*one.data_offsets)]
             stack = flat.view(_DTYPES[one.dtype]).view(one.shape)
             tensors.update(zip(run, stack.unbind(0), strict=True))
         stored = Stored(tuple(tensors[i] for i in range(len(tensors))), note.description)
         window = codec.decode(store, stored, (0,) * note.tokens, note.start)
     except (CacheError, ValueError, TypeError, KeyError, RuntimeError) as error:
-        # Seal and digest are right, so somebody wrote it so; still it can't be proved right.
+        # Seal and digest are right, so it was written like this; it is invalid all the same.
         raise FormatError(f"the file can't be decoded: {error}") from error
     return Entry(window, note.cost_s, note.labels, note.created, note.expires, file.more_labels)
 
 
-def read_header(header: bytes, key: str) -> tuple[Note, list[Tensor]]:
-    """Prove a header right and that it belongs to `key`."""
+def read_header(header: bytes, key: str) -> tuple[EntryHeader, list[Tensor]]:
+    """Verify a header, and that it belongs to `key`."""
     if not header.startswith(_MAGIC, LENGTH_BYTES):
         raise FormatError("the file is not a window of this format and version.")
     if header_length(header) != len(header) or not hmac.compare_digest(_sealed(header), header):
         raise FormatError("the header's seal is broken.")
     try:
         described = json.loads(header[LENGTH_BYTES:])
-        note = Note.model_validate_json(described.pop("__metadata__")["note"])
+        note = EntryHeader.model_validate_json(described.pop("__metadata__")["note"])
         tensors = [Tensor.model_validate(one) for one in described.values()]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise FormatError(f"the header can't be read: {error}") from error
@@ -298,7 +298,7 @@ def _proved(fill: Fill, size: int, key: str, *, whole: bool = True, **more: Any)
 
 
 def _sealed(header: bytes) -> bytes:
-    """A header with its seal, whatever stands in its place."""
+    """A header with its seal filled in."""
     unsealed = header[: _SEAL.start] + b"0" * 64 + header[_SEAL.stop :]
     seal = hashlib.sha256(unsealed).hexdigest().encode("ascii")
     return header[: _SEAL.start] + seal + header[_SEAL.stop :]

@@ -1,4 +1,4 @@
-"""What a model and a tokenizer are, as far as keys and values of windows depend on them."""
+"""Fingerprints of all in a model and a tokenizer that keys and values of windows depend on."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from torch.nn.modules import module as torch_module
 from torch.utils.weak import WeakIdKeyDictionary
 from transformers import PreTrainedModel
 
+from rag_windows.attention.mirror import ModelMirror
 from rag_windows.attention.native.linear import class_of_viewed
-from rag_windows.attention.twin import Twin
 from rag_windows.cache.keys import NO_TOKENIZER, fields
 from rag_windows.cache.weight_sums import WeightSums, checkpoint_of
 from rag_windows.loading import input_device, layer_devices
-from rag_windows.prefill import Encoder
+from rag_windows.prefill import ModelEncoder
 from rag_windows.threads import Lock
 
 logger = logging.getLogger(__name__)
@@ -49,7 +49,7 @@ _NOT_COMPUTED_WITH = {
 }
 _COUNTED_PRIVATE = {"_active_adapter", "_disable_adapters", "_commit_hash"}
 _LIBRARIES = {"torch", "transformers", "accelerate", "peft"}
-_HARMLESS_HOOKS = "transformers.utils.output_capturing"  # installed on first use; takes notes
+_HARMLESS_HOOKS = "transformers.utils.output_capturing"  # installed on first use; only records
 _ORDINARY = torch.Tensor, torch.nn.Parameter
 _SAMPLES = 16  # bytes of a tensor that every check reads
 _CHUNK = 64 << 20
@@ -141,13 +141,13 @@ def tokenizer_fingerprint(tokenizer: Any) -> bytes:
 
 
 class ModelIdentity:
-    """The fingerprint of one model, kept true while the model is used.
+    """The fingerprint of one model, updated while the model is used.
 
     It covers every parameter and buffer by the sha256 of its bytes (parts and scales of quantized
     ones included), their names, dtypes and devices' kinds, the config, the module tree with its
     classes, plain attributes and functions by name, the revision, and the versions of the packages
     that the classes come from. Weights are read whole once. Each later call looks at the module
-    tree (`Twin.follow`), at each tensor's address and PyTorch's count of its changes, and at a few
+    tree (`ModelMirror.follow`), at each tensor's address, PyTorch's count of its changes, and a few
     bytes of each; docs/passage_cache.md says what that notices.
 
     `model` is the plain model, `encoder` runs the one that encodes, `sums` remembers digests of
@@ -157,7 +157,7 @@ class ModelIdentity:
     def __init__(
         self,
         model: PreTrainedModel,
-        encoder: Encoder,
+        encoder: ModelEncoder,
         revision: str | None = None,
         sums: WeightSums | None = None,
     ) -> None:
@@ -168,17 +168,17 @@ class ModelIdentity:
         self._warned = False
 
     def fingerprint(self) -> bytes | None:
-        """32 bytes that only an equal model has; None, said once by a warning, if it can't be told.
+        """32 bytes that only an equal model has; None, with one warning, if it is unknown.
 
         Raises:
             UnsupportedModelError: what the model became can't be split into windows.
         """
         self._encoder.follow()
-        twin = self._encoder.twin
+        mirror = self._encoder.mirror
         with self._lock:
             reading = self._reading
-            if reading is None or not reading.holds(twin):
-                reading = self._reading = _Reading(twin, self._sums)
+            if reading is None or not reading.holds(mirror):
+                reading = self._reading = _Reading(mirror, self._sums)
             unknown = reading.unknown or reading.hook()
             if unknown and not self._warned:
                 self._warned = True
@@ -186,8 +186,8 @@ class ModelIdentity:
             if unknown:
                 return None
         commit = getattr(self._model.config, "_commit_hash", None)
-        told = [self._revision, commit, _arithmetic(reading.device)]
-        return _sha256(reading.contents, canonical(told))
+        identity = [self._revision, commit, _arithmetic(reading.device)]
+        return _sha256(reading.contents, canonical(identity))
 
     @property
     def devices(self) -> Sequence[torch.device]:
@@ -198,10 +198,10 @@ class ModelIdentity:
 class _Reading:
     """What a model was when it was read: its fingerprint, or why that is `unknown`."""
 
-    def __init__(self, twin: Twin, sums: WeightSums | None = None) -> None:
-        self._version = twin.version
-        self.device, self.devices = input_device(twin.model), layer_devices(twin.model)
-        self._modules = list(twin.model.named_modules())
+    def __init__(self, mirror: ModelMirror, sums: WeightSums | None = None) -> None:
+        self._version = mirror.version
+        self.device, self.devices = input_device(mirror.model), layer_devices(mirror.model)
+        self._modules = list(mirror.model.named_modules())
         every = [module for _, module in self._modules]
         self._hooks = [torch_module._global_forward_hooks, torch_module._global_forward_pre_hooks]
         self._hooks += [module._forward_hooks for module in every]
@@ -223,19 +223,19 @@ class _Reading:
         self.unknown = _strange(kinds, every)
         self.contents = b""
         if self.unknown is None:
-            self._read_weights(twin, {kind.__module__ for kind in kinds}, sums)
+            self._read_weights(mirror, {kind.__module__ for kind in kinds}, sums)
 
-    def _read_weights(self, twin: Twin, sources: set[str], sums: WeightSums | None) -> None:
-        away: dict[str, torch.Tensor] = {}  # what accelerate keeps elsewhere between calls
+    def _read_weights(self, mirror: ModelMirror, code: set[str], sums: WeightSums | None) -> None:
+        away: dict[str, torch.Tensor] = {}  # what accelerate stores elsewhere between calls
         self._places: list[tuple[str, Mapping[str, Any]]] = []
         for name, module in self._modules:
-            kept: Any = getattr(module.__dict__.get("_hf_hook"), "weights_map", None)
+            offloaded: Any = getattr(module.__dict__.get("_hf_hook"), "weights_map", None)
             for kind in ("_parameters", "_buffers"):
                 values = getattr(module, kind)
                 self._places.append((f"{name}.{kind}", values))
-                for own, value in values.items() if kept is not None else ():
+                for own, value in values.items() if offloaded is not None else ():
                     if value is not None and value.device.type == "meta":
-                        away[f"{name}.{kind}.{own}"] = kept[own]
+                        away[f"{name}.{kind}.{own}"] = offloaded[own]
             if any(isinstance(value, torch.Tensor) for value in module.__dict__.values()):
                 self._places.append((f"{name}.", module.__dict__))
         found = self._tensors()
@@ -247,10 +247,10 @@ class _Reading:
         named = [(f"{home}.{own}", tensor) for home, own, tensor in found]
         named = [(name, one) for name, one in named if name not in away] + [*away.items()]
         unique = list({id(tensor): tensor for _, tensor in named}.values())
-        digests = dict(zip(map(id, unique), _digests_of(unique, twin.model, sums), strict=True))
+        digests = dict(zip(map(id, unique), _digests_of(unique, mirror.model, sums), strict=True))
         self.contents = _sha256(
-            canonical(twin.model.config.to_dict()),
-            canonical(sorted(f"{source} {_origin(source)}" for source in sources)),
+            canonical(mirror.model.config.to_dict()),
+            canonical(sorted(f"{source} {_origin(source)}" for source in code)),
             canonical(self._switched),
             *(_described(name, module) for name, module in self._modules),
             *(
@@ -259,9 +259,9 @@ class _Reading:
             ),
         )
 
-    def holds(self, twin: Twin) -> bool:
-        """Whether the model is still what was read, as far as a look in passing can tell."""
-        if self._version != twin.version or self._switched != self._switches:
+    def holds(self, mirror: ModelMirror) -> bool:
+        """Whether the model is unchanged since it was read, by a quick check."""
+        if self._version != mirror.version or self._switched != self._switches:
             return False
         if self.unknown is not None:
             return True
@@ -298,7 +298,7 @@ class _Reading:
         return [*map(_version_of, self._counted)]
 
     def _memory(self) -> list[int]:
-        """Where the tensors' numbers stand."""
+        """The addresses of the tensors' memory."""
         return [*map(torch.Tensor.data_ptr, self._own)]
 
 
@@ -329,7 +329,7 @@ def _called(value: Any) -> list[Any]:
 
 
 def _strange(kinds: Iterable[type], modules: Iterable[torch.nn.Module]) -> str | None:
-    """Why what a model computes can't be told by the names of classes and functions, if so."""
+    """Why names of classes and functions do not identify what a model computes, if so."""
     for kind in kinds:
         if _origin(kind.__module__) is None:
             return f"the source of {kind.__qualname__} is unknown"
@@ -358,7 +358,7 @@ def _plain_function(value: Any) -> Any:
 
 
 def _packages(value: Any) -> set[str]:
-    """Those that a function comes from, whatever name `functools.wraps` gave it."""
+    """Packages that a function comes from, whatever name `functools.wraps` gave it."""
     function = _plain_function(value)
     module = getattr(function, "__module__", None) or ""
     return {
@@ -373,7 +373,7 @@ def _package(module: str) -> str:
 
 @functools.cache
 def _origin(module: str) -> str | None:
-    """What tells a module's code: the version of its package, else a digest of its source."""
+    """What identifies a module's code: the version of its package, else a digest of its source."""
     package = _package(module)
     if package in sys.stdlib_module_names:
         return package
@@ -397,9 +397,9 @@ def _digests_of(
 ) -> list[bytes]:
     """The sha256 of each tensor.
 
-    Read whole, unless it was read before and is unchanged as far as one can see, or unless its fast
-    checksum is that of a digest which is known of the model's checkpoint. The files count because a
-    tensor that shares a fast checksum with another can be made on purpose.
+    A tensor is read whole, unless it was read before and seems unchanged, or a digest is stored for
+    its fast checksum and the model's checkpoint. The files count because a tensor that shares a
+    fast checksum with another can be made on purpose.
     """
     seen = [(_state_of(tensor), _bytes_of(_samples([tensor]))) for tensor in tensors]
     with _lock:
@@ -466,7 +466,7 @@ def _bytes_of(samples: Mapping[torch.device, list[Any]]) -> bytes:
 
 
 def _state_of(tensor: torch.Tensor) -> tuple[int, int, int]:
-    """Which tensor it is, PyTorch's count of its changes, and where its memory is."""
+    """A tensor's identity, PyTorch's count of its changes, and where its memory is."""
     version = -1 if tensor.is_inference() else tensor._version
     return id(tensor), version, tensor.data_ptr()
 

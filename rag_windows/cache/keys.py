@@ -1,4 +1,4 @@
-"""What a window is filed under: a name that only an equal window can have."""
+"""A window's key: a name that only an equal window can have."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from rag_windows.errors import CacheError, InputError
 
 FORMAT_VERSION = 2
-"""Raised when what an entry means changes; older entries are then never found again."""
+"""Incremented when the meaning of entries changes; older entries are then never found again."""
 
 NO_TOKENIZER = hashlib.sha256(b"token ids only").digest()
 """Stands for the tokenizer's fingerprint where there is none."""
@@ -78,15 +78,15 @@ class KeyScope:
     ) -> None:
         version = FORMAT_VERSION.to_bytes(8, "big")
         parts = version, model, tokenizer, encoding.encode(), store.encode()
-        # The prefix itself depends on nothing before it, so it is filed under its own ids alone.
-        self._alone = hmac.new(salt, fields(b"prefix", *parts), hashlib.sha256)
+        # The prefix itself depends on nothing before it, so its key holds only its own ids.
+        self._prefix_mac = hmac.new(salt, fields(b"prefix", *parts), hashlib.sha256)
         self._prefix_ids = id_bytes(prefix_ids)
         behind = fields(b"window", *parts, self._prefix_ids)
-        self._behind = hmac.new(salt, behind, hashlib.sha256)
+        self._window_mac = hmac.new(salt, behind, hashlib.sha256)
 
     def prefix_key(self) -> str:
         """Key of the prefix's own keys and values."""
-        mac = self._alone.copy()
+        mac = self._prefix_mac.copy()
         mac.update(fields(self._prefix_ids))
         return mac.hexdigest()
 
@@ -95,7 +95,7 @@ class KeyScope:
 
         ``before`` are the tokens directly in front of it, in sight of which it was encoded.
         """
-        mac = self._behind.copy()
+        mac = self._window_mac.copy()
         mac.update(fields(start.to_bytes(8, "big"), id_bytes(ids)))
         if before:
             mac.update(fields(id_bytes(before)))

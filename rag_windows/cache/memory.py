@@ -116,7 +116,7 @@ class MemoryTier(Tier):
             self._counts.update(removed=len(dropped))
 
     def close(self) -> None:
-        """Let everything go and take in nothing more."""
+        """Drop everything and store nothing more."""
         with self._lock:
             self._closed = True
         self.clear()
@@ -176,7 +176,7 @@ def _in_one_block(
 
 
 def _block_of(tensors: Sequence[torch.Tensor]) -> torch.Tensor | None:
-    """The bytes of the one storage that these tensors fill, or None if there is no such one."""
+    """The bytes of the one storage that these tensors fill, or None if there is none."""
     own = sum(tensor.nbytes for tensor in tensors)
     storages = {tensor.untyped_storage().data_ptr() for tensor in tensors}
     if len(storages) != 1 or not all(tensor.is_contiguous() for tensor in tensors):

@@ -28,7 +28,7 @@ from rag_windows.cache.codec import EXACT, Entry, check_store
 from rag_windows.cache.disk import LOCKS_WORK, MOST_LABELS, DiskTier
 from rag_windows.cache.keys import is_key, label_digest, salt_key
 from rag_windows.cache.memory import MemoryTier, to_host
-from rag_windows.cache.shared import Reading, SharedTier
+from rag_windows.cache.shared import SharedTier, StoreReading
 from rag_windows.cache.tier import CacheStats, prometheus_text
 from rag_windows.cache.weight_sums import WeightSums
 from rag_windows.errors import CacheError, InputError
@@ -49,9 +49,9 @@ _WAITING_SHARE, _LEAST_WAITING = 0.25, 256 << 20  # to be written: of the memory
 _UNKNOWN_MEMORY = 4 << 30
 _UPLOADS = 8  # windows written to the shared store at the same time
 _GUESSED_TOKEN_S = 0.0005  # encoding a token, before this process has measured it
-_LEAST_WAIT_S = 0.1  # for the shared store: below, one that is well would often be too late
-_LEAST_MEASURED = 128  # tokens of a pass; a smaller one takes as long as its calls
-_PACE_KEPT = 0.9  # what the measure so far counts beside a new one
+_LEAST_WAIT_S = 0.1  # for the shared store; with less, a healthy one would often be late
+_LEAST_MEASURED = 128  # tokens of a pass; the time of smaller ones is overhead
+_PACE_DECAY = 0.9  # weight of earlier measurements beside a new one
 _GROUP = Path("/sys/fs/cgroup")  # of this process, in a container
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(%|[kmgt]?i?b|)", re.ASCII | re.IGNORECASE)
 
@@ -83,9 +83,9 @@ def free_memory() -> int:
         free = [int(kib) * 1024 for kib in re.findall(r"MemAvailable:\s*(\d+)", text)] or free
     with contextlib.suppress(OSError, ValueError):  # no such group, or "max" for no limit
         most, taken = (int((_GROUP / f"memory.{one}").read_text()) for one in ("max", "current"))
-        # Files that were read, such as a model's, are counted as taken and go when others want it.
-        told = (_GROUP / "memory.stat").read_text(encoding="ascii")
-        unused = sum(map(int, re.findall(r"^inactive_file (\d+)$", told, re.MULTILINE)))
+        # Cached files, such as a model's, are counted as taken but freed on demand.
+        statistics = (_GROUP / "memory.stat").read_text(encoding="ascii")
+        unused = sum(map(int, re.findall(r"^inactive_file (\d+)$", statistics, re.MULTILINE)))
         free.append(max(0, most - taken + unused))
     return min(free)
 
@@ -230,8 +230,8 @@ class PassageCache:
         """What ``cache=True`` means.
 
         A quarter of the free host memory, and of the disk a fifth of what is free, 50 GiB at most.
-        Where nobody named a folder, in `path` or ``RAG_WINDOWS_CACHE_DIR``, and the platform's
-        can't be had or the system has no file locks: memory alone. A warning says so once.
+        Without a folder, in `path` or ``RAG_WINDOWS_CACHE_DIR``, where the platform's can't be
+        used or the system has no file locks: memory only. A warning says so once.
         """
         options.setdefault("memory", max(1, int(free_memory() * _MEMORY_SHARE)))
         in_memory = {name: one for name, one in options.items() if name != "disk"}
@@ -321,7 +321,7 @@ class PassageCache:
     def invalidate(self, ids: Collection[str] | str, *, every_tenant: bool = False) -> int:
         """Remove this tenant's windows of some passages or documents: here, on disk, in the store.
 
-        Windows that are being encoded at this moment are not kept either. Windows in the memory of
+        Windows that are being encoded just now are not stored either. Windows in the memory of
         other processes, and on the disks of other machines, stay there until they are evicted.
 
         Args:
@@ -437,9 +437,9 @@ class PassageCache:
     def _drop(self, *calls: Callable[[AnyTier], object], every_tenant: bool = False) -> None:
         """Drop entries from every tier, for good.
 
-        Twice: a read that begins in the midst of the first round may find an entry that is still
-        on disk, and put it into a fast tier that is through already. The second round's epoch
-        stops such a read, and the round takes out what it has put there before.
+        Twice: a read that begins during the first round may find an entry that is still on disk,
+        and put it into a fast tier that is cleared already. The second round's epoch stops such
+        a read, and the round removes what it has put there before.
         """
         failure: CacheError | None = None
         for _ in range(2):
@@ -449,7 +449,7 @@ class PassageCache:
                 for tier in self._tiers(every_tenant=every_tenant):
                     try:
                         call(tier)
-                    except CacheError as error:  # what is here must go all the same
+                    except CacheError as error:  # what is here must be removed all the same
                         failure = error
         if failure is not None:
             raise failure
@@ -463,7 +463,7 @@ class PassageCache:
     def present(self, keys: Collection[str]) -> set[str]:
         """Which entries need not be encoded, by what the tiers know without reading them.
 
-        What is on this machine alone is written to the shared store, too.
+        What is only on this machine is written to the shared store, too.
         """
         found = {key for key in keys if key in self}
         there = None if self.shared is None else self.shared.present(keys)
@@ -482,7 +482,7 @@ class PassageCache:
 
     @property
     def epoch(self) -> int:
-        """Another one whenever something was forgotten; what was encoded before is not kept."""
+        """Changes whenever entries are dropped; what was encoded before that is not stored."""
         return self._common.epoch
 
     def _tiers(self, *, every_tenant: bool = False) -> Iterator[AnyTier]:
@@ -514,9 +514,9 @@ class PassageCache:
             return tier
 
     def held(self, keys: Collection[str], device: torch.device) -> set[str]:
-        """Entries whose keys and values stand on a device as they are read there.
+        """Entries whose keys and values are on a device as they are read there.
 
-        To read them takes no further memory.
+        Reading them takes no further memory.
         """
         tier = self._accelerator(device)
         if tier is None and device.type == "cpu":
@@ -526,7 +526,7 @@ class PassageCache:
         return {key for key in keys if key in tier}
 
     def quick(self, keys: Sequence[str], device: torch.device | None = None) -> dict[str, Entry]:
-        """Entries on the accelerator and in host memory, which it takes in if it is worth it."""
+        """Entries on the accelerator and in host memory; the former takes in what is worth it."""
         epoch, near = self._common.epoch, self._near(device)
         found: dict[str, Entry] = {}
         for tier in near:
@@ -547,7 +547,7 @@ class PassageCache:
     def from_disk(
         self, keys: Sequence[str], device: torch.device | None = None
     ) -> dict[str, Entry]:
-        """Entries on disk; they are kept in the faster tiers, too."""
+        """Entries on disk; they are stored in the faster tiers, too."""
         disk, epoch = self.disk, self._common.epoch
         if disk is None or not keys:
             return {}
@@ -565,10 +565,10 @@ class PassageCache:
             self._writer.submit(look, 0)
         return found
 
-    def from_shared(self, keys: Sequence[str], tokens: int, model: bytes) -> Reading | None:
+    def from_shared(self, keys: Sequence[str], tokens: int, model: bytes) -> StoreReading | None:
         """Begin to read entries of the shared store, for as long as encoding them would take.
 
-        None if it is not to be asked. `landed` of what comes is for `take_in`.
+        None if there is none, or in a pause. Give what the reading's `landed` yields to `take_in`.
         """
         if self.shared is None or not keys:
             return None
@@ -581,7 +581,7 @@ class PassageCache:
     def take_in(
         self, entries: Mapping[str, Entry], epoch: int, device: torch.device | None = None
     ) -> None:
-        """Keep what came from the shared store in the tiers of this machine."""
+        """Store what came from the shared store in the tiers of this machine."""
         near, disk = self._near(device), self.disk
         for key, entry in entries.items():
             self._put(near, key, entry, epoch)
@@ -589,14 +589,14 @@ class PassageCache:
                 self._writer.submit(partial(self._put, [disk], key, entry, epoch), entry.nbytes)
 
     def measured(self, model: bytes, tokens: int, seconds: float) -> None:
-        """So many tokens were encoded by a model in so much time."""
+        """Note how many seconds a model took to encode so many tokens."""
         if tokens < _LEAST_MEASURED:
             return
         with self._common.lock:
             before = self._common.pace.get(model, (0.0, 0.0))
             self._common.pace[model] = (
-                before[0] * _PACE_KEPT + seconds,
-                before[1] * _PACE_KEPT + tokens,
+                before[0] * _PACE_DECAY + seconds,
+                before[1] * _PACE_DECAY + tokens,
             )
 
     def on_accelerator(
@@ -629,8 +629,8 @@ class PassageCache:
     ) -> None:
         """Store a compact entry: at once in the fast tiers, and on disk by a thread of its own.
 
-        `epoch` is that in which its encoding began; `done` is called when the entry is where it
-        will be, or when it will not be; `wait` rather than not write while too much waits.
+        `epoch` is that in which its encoding began; `done` is called when the entry is stored or
+        given up; with `wait`, it waits while too much is queued, and else is not written.
         """
         on_host = all(tensor.device.type == "cpu" for tensor in entry.window.keys)
         near = self._near(device)
@@ -684,20 +684,20 @@ class PassageCache:
 
 @dataclass
 class _Common:
-    """What copies of a cache for other tenants have in common and change."""
+    """State that the copies of a cache for other tenants share."""
 
     lock: Lock = field(default_factory=Lock)
     epoch: int = 0
     counts: defaultdict[str, Any] = field(default_factory=lambda: defaultdict(int))
     devices: dict[torch.device, MemoryTier] = field(default_factory=dict)
     pace: dict[bytes, tuple[float, float]] = field(default_factory=dict)
-    """Of each model, seconds of encoding and the tokens encoded, the latest ones above all."""
+    """Of each model, seconds of encoding and tokens encoded; the latest ones count most."""
 
 
 class Flights:
     """Claims on keys: the first request to claim one leads and must end it, the others follow.
 
-    A follower that got no entry by then (the leader failed or was cancelled) does it itself.
+    A follower that got no entry by then (the leader failed or was cancelled) encodes it itself.
     """
 
     def __init__(self) -> None:
@@ -705,7 +705,7 @@ class Flights:
         in_children(self)
 
     def after_fork(self) -> None:
-        """What others were leading never lands in a child."""
+        """A child drops the claims: only the parent's threads could end them."""
         self._lock = threading.Lock()
         self._flying: dict[str, Future[Entry | None]] = {}
 
@@ -735,7 +735,7 @@ class Flights:
 class Writer:
     """Threads that do jobs while there are any, with a bound on the bytes that wait.
 
-    One does them in order, and several at the same time.
+    A single thread does them in order, several at the same time.
     """
 
     def __init__(self, limit_bytes: int, threads: int = 1) -> None:
@@ -745,18 +745,18 @@ class Writer:
         in_children(self)
 
     def after_fork(self) -> None:
-        """A child has no such thread, and what waits is the parent's to write."""
+        """A child has no such thread; the parent writes what waits."""
         self._change = threading.Condition()
         self._jobs: deque[tuple[Callable[[], None], int]] = deque()
         self._waiting_bytes = 0
         self._threads = 0
 
     def submit(self, job: Callable[[], None], nbytes: int, *, wait: bool = False) -> bool:
-        """Hand over a job that keeps so many bytes in memory; False if there is no room for it."""
+        """Queue a job that holds so many bytes in memory; False if that is over the limit."""
         with self._change:
             if wait:
-                self._change.wait_for(lambda: self._closed or self._has_room(nbytes))
-            taken = not self._closed and self._has_room(nbytes)
+                self._change.wait_for(lambda: self._closed or self._fits(nbytes))
+            taken = not self._closed and self._fits(nbytes)
             if taken:
                 self._jobs.append((job, nbytes))
                 self._waiting_bytes += nbytes
@@ -779,7 +779,7 @@ class Writer:
             self._change.notify_all()
         return done
 
-    def _has_room(self, nbytes: int) -> bool:
+    def _fits(self, nbytes: int) -> bool:
         return not self._waiting_bytes or self._waiting_bytes + nbytes <= self._limit
 
     def _run(self) -> None:
@@ -792,9 +792,9 @@ class Writer:
                 job, nbytes = self._jobs.popleft()
             try:
                 job()
-            except Exception:  # the next ones shall be done
+            except Exception:  # the next jobs must run
                 logger.exception("The passage cache could not write a window.")
-            del job  # what it holds is free before others may take its room
+            del job  # its memory is freed before the next one is let in
             with self._change:
                 self._waiting_bytes -= nbytes
                 self._change.notify_all()

@@ -28,7 +28,7 @@ _MIN_PERIOD = 16  # windows; below, half-lives would be shorter than one request
 _MOST_USES = 1 << 20
 _LEAST_CHOICE, _CHOICE_PERIODS = 512, 2  # requests between two choices; per window held
 _FADE = 0.5  # what earlier choices' evidence still counts
-_ADVANTAGE = 1.02  # keeps two equally good memories from taking turns
+_ADVANTAGE = 1.02  # avoids switching between two equally good half-lives
 
 
 class Policy:
@@ -89,7 +89,7 @@ class Policy:
                 trial.offer(key, member.nbytes, member.density, levels[index])
 
     def admit(self, key: str, nbytes: int, cost_s: float) -> list[str] | None:
-        """Offer a window that took `cost_s` seconds; one that is held already is weighed anew.
+        """Offer a window that took `cost_s` seconds; one that is held already is rated again.
 
         Returns windows to give up for it, worst first, which are no members any more; None if it is
         not admitted, and then nothing changes.
@@ -121,7 +121,7 @@ class Policy:
         return victims
 
     def forget(self, key: str) -> bool:
-        """A window is gone for another reason; False if it wasn't held. Its uses still count."""
+        """A window was removed otherwise; False if it wasn't held. Its uses still count."""
         return self._held.pop(key) is not None
 
     def _use(self, key: str, times: int) -> list[float]:
@@ -183,7 +183,7 @@ class _Ranking:
         self._heap: list[tuple[float, str]] = []
 
     def offer(self, key: str, nbytes: int, density: float, level: float) -> list[str] | None:
-        """Take in a newcomer, or a member with a new size or worth, if it is worth its room.
+        """Take in a newcomer, or a member with a new size or worth, if it is worth its bytes.
 
         Returns what was dropped for it, worst first; None (and nothing changed) if it is too large,
         if one of those is worth as much per byte, or all of them together as much as it.
@@ -197,11 +197,11 @@ class _Ranking:
             worst, other = heapq.heappop(self._heap)
             member = self.members.get(other)
             if member is None or member.score < worst:
-                continue  # left over from a member that is gone or was weighed anew
+                continue  # left over from a member that is gone or was rated again
             if member.score > worst:
                 heapq.heappush(self._heap, (member.score, other))
                 continue
-            # Out at once: the heap may name a key that was weighed anew twice.
+            # Removed at once: the heap may hold a key that was rated again twice.
             self.pop(other)
             victims.append((other, member))
             lost += member.nbytes * math.exp2(min(0.0, worst - newcomer.score))

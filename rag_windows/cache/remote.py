@@ -20,19 +20,19 @@ from rag_windows.threads import Lock, in_children
 
 logger = logging.getLogger(__name__)
 
-AT_ONCE, _MOST_THREADS = 16, 256  # calls of one request; of all, those included that hang
+AT_ONCE, _MOST_THREADS = 16, 256  # calls of one request; of all requests, hanging ones included
 _FOLDERS = 10  # times that a folder is made anew for a file, as others remove it meanwhile
-_STRIKES = 3  # requests in a row that the store failed, before it is left alone
+_STRIKES = 3  # failed requests in a row before a pause
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0
 
 _WHOLE_OR_NOTHING = {"abfs", "abfss", "adl", "az", "gcs", "gs", "memory", "oci", "oss", "s3", "s3a"}
-"""Protocols that show an object when all of it is there; elsewhere it gets its name at the end."""
+"""Protocols that only show complete objects; elsewhere an object is named when it is complete."""
 
 T = TypeVar("T")
 
 
 class Pauses:
-    """When to leave the store alone: pauses that double while it fails, and end when it answers."""
+    """When not to ask the store: pauses that double while it fails, and end when it answers."""
 
     def __init__(self) -> None:
         self._strikes = 0
@@ -40,9 +40,9 @@ class Pauses:
         self._lock = Lock()
 
     def may(self) -> bool:
-        """Whether to ask now; after a pause one caller tries, and the others wait for what comes.
+        """Whether to ask now; after a pause one caller tries, and the others wait for its outcome.
 
-        Whoever may says how it was, `well` or `failed`, unless nothing came of it.
+        Who gets True then calls `well` or `failed`, unless there is no outcome.
         """
         with self._lock:
             now = time.monotonic()
@@ -57,7 +57,7 @@ class Pauses:
             self._strikes, self._pause_s = 0, 0.0
 
     def failed(self) -> bool:
-        """It did not, or too late; whether a pause begins now."""
+        """It failed or was too late; returns whether a pause begins now."""
         with self._lock:
             self._strikes += 1
             if self._strikes < _STRIKES:
@@ -68,7 +68,7 @@ class Pauses:
 
 
 class Remote:
-    """The file system, the threads that call it, and how it has been doing."""
+    """The file system, the threads that call it, and its recent failures."""
 
     def __init__(self, url: str, options: Mapping[str, Any]) -> None:
         require("A shared store", "fsspec", extra="shared")
@@ -84,12 +84,12 @@ class Remote:
         self._warned: set[Pauses] = set()
         in_children(self)
         if getattr(self.system, "async_impl", False):
-            # Clients of clouds take a second of computing to connect: not of the first request's.
+            # Clients of clouds take a second to connect, which no request should wait for.
             connect = partial(self._connect, self.system)
             threading.Thread(target=connect, name="rag-windows-connect", daemon=True).start()
 
     def _connect(self, system: Any) -> None:
-        with contextlib.suppress(Exception):  # who asks will see
+        with contextlib.suppress(Exception):  # requests will report it
             system.exists(f"{self.root}/entries")
 
     def after_fork(self) -> None:
@@ -108,7 +108,7 @@ class Remote:
         self._system = system
 
     def read_failed(self, error: str) -> None:
-        """Reading failed or was too late; after some of that, nobody tries for a while."""
+        """Reading failed or was too late; after several of these, a pause begins."""
         if self.reads.failed():
             self._report(
                 f"The shared store {self.name} can't be read for now. Answers stay right but take "
@@ -117,7 +117,7 @@ class Remote:
             )
 
     def write_failed(self, error: str) -> None:
-        """The same of writing."""
+        """The same for writing."""
         if self.writes.failed():
             self._report(
                 f"The shared store {self.name} can't be written for now. Answers stay right, but "
@@ -213,7 +213,7 @@ class Remote:
 
 
 class Rest(Generic[T]):
-    """What is left of a call: parts that threads do beside each other, and then the end."""
+    """The rest of a call: parts that threads do in parallel, and then the end."""
 
     def __init__(
         self, parts: Sequence[Callable[[], None]], end: Callable[[Exception | None], T]
@@ -223,7 +223,7 @@ class Rest(Generic[T]):
         self._error: Exception | None = None
 
     def do(self, part: Callable[[], None]) -> bool:
-        """Do a part; whether it was the last one."""
+        """Do a part; returns whether it was the last one."""
         try:
             part()
         except Exception as error:  # noqa: BLE001 - each store's library has errors of its own
@@ -233,14 +233,14 @@ class Rest(Generic[T]):
             return not self._left
 
     def end(self) -> T:
-        """What comes of it, when all parts are done."""
+        """The result, when all parts are done."""
         return self._end(self._error)
 
 
-class Calls(Generic[T]):
+class StoreCalls(Generic[T]):
     """One function called on many things by threads of its own, which nobody must wait for.
 
-    A call into a store may hang for minutes; then its thread is left behind, and ends with it.
+    A call into a store may hang for minutes; then its thread is abandoned, and ends with the call.
     """
 
     def __init__(
@@ -260,7 +260,7 @@ class Calls(Generic[T]):
             self.deadline = time.monotonic()
 
     def _add(self, jobs: Sequence[Callable[[], None]]) -> int:
-        """Have these done before what waits; how many threads are at work."""
+        """Queue these before what waits; returns how many threads are at work."""
         with self._remote.lock:
             if self._closed:
                 return 0
@@ -313,7 +313,7 @@ class Calls(Generic[T]):
             yield one
 
     def all(self) -> Iterator[tuple[str, T]]:
-        """All that comes, unless nothing comes for as long as the deadline was away at first."""
+        """All results, until none comes for as long as the deadline was away at first."""
         with contextlib.suppress(queue.Empty):
             while self.outstanding:
                 yield self._landed.get(timeout=self._within_s if self._threads else 0)

@@ -3,8 +3,8 @@
 `entries/<first 2 digits>/<key>.safetensors` are the files of entry_file.py. Beside them lies an
 empty marker `labels/<label>/<key>` for each label of an entry, so that whoever invalidates a
 passage need not read them all. A marker is written before its entry and stays when the entry goes:
-so no entry is ever without one, whoever writes and removes at the same time. Nothing is listed on
-the way to an answer.
+so no entry is ever without one, whoever writes and removes at the same time. Nothing is listed
+while a request waits.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from rag_windows.cache.entry_file import (
     header_length,
     image_of,
     opened_image,
-    prove_payload,
     read_header,
+    verify_payload,
 )
 from rag_windows.cache.keys import check_key, is_key
-from rag_windows.cache.remote import AT_ONCE, Calls, Remote, Rest, in_words
+from rag_windows.cache.remote import AT_ONCE, Remote, Rest, StoreCalls, in_words
 from rag_windows.cache.tier import Outcome, Tier
 from rag_windows.errors import CacheError
 from rag_windows.threads import in_children
@@ -65,7 +65,7 @@ T = TypeVar("T")
 
 
 class _Arriving:
-    """An entry that comes in parts, into memory in which its tensors will stand.
+    """An entry that is read in parts, into the memory that its tensors will use.
 
     Args:
         key: its own.
@@ -75,9 +75,9 @@ class _Arriving:
     def __init__(self, key: str, first: bytes) -> None:
         self.file = opened_image(first, key, whole=len(first) != _PART_BYTES)
         size = len(self.file.payload)
-        room = np.empty(size + _ALIGNMENT, np.uint8)
-        start = -room.ctypes.data % _ALIGNMENT
-        self.payload = room[start : start + size]
+        buffer = np.empty(size + _ALIGNMENT, np.uint8)
+        start = -buffer.ctypes.data % _ALIGNMENT
+        self.payload = buffer[start : start + size]
         self._take(self.file.payload.start, first[self.file.payload.start :])
         self.starts = range(max(_PART_BYTES, len(first)), self.file.nbytes, _PART_BYTES)
 
@@ -96,7 +96,7 @@ class _Arriving:
 
 @dataclass(frozen=True, slots=True)
 class _Got:
-    """What came of reading one object; proved, if it is there."""
+    """The outcome of reading one object; verified, if it is there."""
 
     outcome: str
     entry: _Arriving | None = None
@@ -104,7 +104,7 @@ class _Got:
 
     @classmethod
     def failed(cls, error: Exception) -> _Got:
-        """What an error says."""
+        """The outcome of an error."""
         kinds = {FileNotFoundError: "missing", FormatError: "quarantined"}
         return cls(kinds.get(type(error), "failed"), error=in_words(error))
 
@@ -120,21 +120,21 @@ class _Object:
 
     @classmethod
     def of(cls, path: str, info: Mapping[str, Any]) -> _Object:
-        """What a listing says; each store's library calls the time of the last change otherwise."""
+        """One from a listing; each store's library has its own name for the time of change."""
         times = (info.get(one) for one in ("LastModified", "mtime", "last_modified", "created"))
         time_of = next((one for one in times if isinstance(one, datetime | float | int)), math.inf)
         changed = time_of.timestamp() if isinstance(time_of, datetime) else float(time_of)
         return cls(path, _key_of(path), int(info.get("size") or 0), changed)
 
 
-class Reading:
-    """Entries on their way from the store; what has not come by the deadline is missing."""
+class StoreReading:
+    """Entries being read from the store; what has not come by the deadline is missing."""
 
     def __init__(self, tier: SharedTier, keys: Sequence[str], within_s: float) -> None:
         self._tier, self._keys = tier, keys
         self._outcomes: Counter[str] = Counter()
         self._error = ""
-        self._calls = Calls(tier.remote, tier.fetch, keys, within_s)
+        self._calls = StoreCalls(tier.remote, tier.fetch, keys, within_s)
 
     @property
     def under_way(self) -> bool:
@@ -142,7 +142,7 @@ class Reading:
         return self._calls.outstanding > 0 and not self._calls.late
 
     def landed(self) -> dict[str, Entry]:
-        """Entries that have come since the last time, each proved right."""
+        """Entries that have come since the last time, each verified."""
         found: dict[str, Entry] = {}
         for key, got in self._calls.landed():
             entry, outcome = self._tier.decoded(got)
@@ -153,9 +153,9 @@ class Reading:
         return found
 
     def close(self) -> None:
-        """Give up what has not come; the store is left alone if this happens again and again.
+        """Give up what has not come; the store is paused if this happens repeatedly.
 
-        How quick it is with entries that it lacks tells nothing of how it is with those it has.
+        How fast it answers for entries that it lacks does not show how fast it reads others.
         """
         self._calls.close()
         late = self._calls.outstanding
@@ -172,8 +172,8 @@ class Reading:
 class SharedTier(Tier):
     """Entries in a store that machines share, any of which may write and remove at any time.
 
-    It has no limit: what is old or too much goes by rules of the store itself, or by `prune`.
-    A store that fails or is late again and again is left alone for a while.
+    It has no limit: rules of the store itself, or `prune`, remove what is old or too much. A
+    store that fails or is late repeatedly is paused for a while.
 
     Args:
         url: a folder, or a URL of fsspec.
@@ -219,20 +219,20 @@ class SharedTier(Tier):
         return f"{self.remote.protocol}://{self._folder}"
 
     def after_fork(self) -> None:
-        """What is there is for the store to tell."""
+        """Nothing to do: only the store knows what it has."""
         self._lock = threading.Lock()
 
     # Reading
 
-    def reading(self, keys: Sequence[str], within_s: float) -> Reading | None:
-        """Begin to read entries; None if the store is left alone for now."""
+    def reading(self, keys: Sequence[str], within_s: float) -> StoreReading | None:
+        """Begin to read entries; None while the store is paused."""
         asked = list(dict.fromkeys(map(check_key, keys)))
         if not asked or self._closed or not self.remote.reads.may():
             return None
-        return Reading(self, asked, within_s)
+        return StoreReading(self, asked, within_s)
 
     def get_many(self, keys: Sequence[str], within_s: float = OPERATOR_S) -> dict[str, Entry]:
-        """Return the entries that come within so many seconds and are proved right."""
+        """Return the entries that come within so many seconds and are verified."""
         found: dict[str, Entry] = {}
         reading = self.reading(keys, within_s)
         if reading is not None:
@@ -246,7 +246,7 @@ class SharedTier(Tier):
         return found
 
     def fetch(self, key: str) -> _Got | Rest[_Got]:
-        """Read one object and prove it, in threads that may be cut off: no tensor is touched."""
+        """Read one object and verify it, in threads that may be abandoned: no tensor is touched."""
         return self._read(self._path(key), key)
 
     def _read(self, path: str, key: str) -> _Got | Rest[_Got]:
@@ -262,7 +262,7 @@ class SharedTier(Tier):
             try:
                 if error is not None:
                     raise error
-                prove_payload(entry.file, entry.payload.data)
+                verify_payload(entry.file, entry.payload.data)
             except Exception as wrong:  # noqa: BLE001 - whatever the parts raised
                 return _Got.failed(wrong)
             return _Got("read", entry)
@@ -271,15 +271,15 @@ class SharedTier(Tier):
         return Rest(parts, end) if parts else end()
 
     def decoded(self, got: _Got) -> tuple[Entry | None, str]:
-        """The entry that was read, if it is one, and what came of it."""
+        """The entry that was read, if it is one, and the outcome."""
         entry = _decoded(got, self._store)
         damaged = entry is None and got.entry is not None
         return entry, "quarantined" if damaged else got.outcome
 
     def finished(self, asked: int, late: int, outcomes: Counter[str]) -> None:
-        """Count what came of one request's reading."""
-        told = ("expired", "quarantined", "failed")
-        counts = {name: outcomes[name] for name in told if outcomes[name]}
+        """Count the outcomes of one request's reading."""
+        counted = ("expired", "quarantined", "failed")
+        counts = {name: outcomes[name] for name in counted if outcomes[name]}
         hits = outcomes["read"]
         self._count(hits=hits, misses=asked - hits, late=late, **counts)
 
@@ -296,12 +296,12 @@ class SharedTier(Tier):
                 return None
 
         self.remote.system.invalidate_cache()
-        told = dict(Calls[bool | None](self.remote, there, asked, OPERATOR_S).all())
-        if all(told.get(key) is None for key in asked):
+        answers = dict(StoreCalls[bool | None](self.remote, there, asked, OPERATOR_S).all())
+        if all(answers.get(key) is None for key in asked):
             self.remote.read_failed("it does not say what it has")
             return None
         self.remote.reads.well()
-        return {key for key in asked if told.get(key)}
+        return {key for key in asked if answers.get(key)}
 
     def __contains__(self, key: str) -> bool:
         """Whether the store has an object of that name; CacheError if it can't be asked."""
@@ -357,7 +357,7 @@ class SharedTier(Tier):
         self.remote.writes.well()
         return "stored"
 
-    # For operators: all tenants' folders, unless this is one tenant's; errors are told
+    # For operators: all tenants' folders, unless this is one tenant's; errors are raised
 
     def keys_with(self, labels: Collection[str]) -> list[str]:
         """Keys of the entries that carry any of the labels, as their markers say.
@@ -474,7 +474,7 @@ class SharedTier(Tier):
                 yield [one for one in found if one.key]
 
     def _expired(self, path: str, now: float) -> bool:
-        """Whether an entry's time is up, by its first bytes; one that is damaged is not."""
+        """Whether an entry has expired, by its first bytes; a damaged one has not."""
         read = self.remote.system.cat_file
         try:
             head = read(path, start=0, end=_HEAD_BYTES)
@@ -508,7 +508,7 @@ class SharedTier(Tier):
         return got.outcome
 
     def _each(self, call: Callable[[str], T], things: Collection[str]) -> dict[str, T]:
-        """What a call tells of each thing; CacheError unless it does of all."""
+        """A call's result for each thing; CacheError unless all have one."""
 
         def attempt(thing: str) -> T | Exception:
             try:
@@ -516,7 +516,7 @@ class SharedTier(Tier):
             except Exception as error:  # noqa: BLE001 - each store's library has errors of its own
                 return error
 
-        calls = Calls[T | Exception](self.remote, attempt, list(things), OPERATOR_S)
+        calls = StoreCalls[T | Exception](self.remote, attempt, list(things), OPERATOR_S)
         found: dict[str, T] = {}
         reason = "it does not answer"
         for thing, one in calls.all():

@@ -1,4 +1,4 @@
-"""What all tiers have in common, and what they and the cache did, as numbers and for Prometheus."""
+"""What all tiers share, and the statistics of tiers and cache, as numbers and for Prometheus."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class TierStats:
     """One tier: what it holds now, and counters since it was opened.
 
     `expired`, `removed` and `quarantined` (damaged) windows were dropped; `refused` ones were not
-    worth their room; `failed` counts errors of the device or the file system, `late` what did not
+    worth their space; `failed` counts errors of the device or the file system, `late` what did not
     come before encoding was quicker. A shared store has no limit and is not listed: `entries`,
     `bytes` and `limit_bytes` are 0 there, and metrics leave them out.
     """
@@ -104,9 +104,9 @@ def _escape(text: str) -> str:
 
 
 class Tier(ABC):
-    """Keeps entries under a limit in bytes; threads may share one.
+    """Stores entries under a limit in bytes; threads may share one.
 
-    What goes wrong is a miss, or an entry that is not kept, never an error.
+    A failure is a miss, or an entry that is not stored, never an error.
     """
 
     def __init__(self, limit_bytes: int, store: str) -> None:
@@ -118,12 +118,12 @@ class Tier(ABC):
         in_children(self)
 
     def after_fork(self) -> None:
-        """A child looks anew what is there."""
+        """A child looks again at what is stored."""
         self._lock = threading.Lock()
         self._policy = Policy(self._limit_bytes)
 
     def get_many(self, keys: Sequence[str]) -> dict[str, Entry]:
-        """Return the entries that are there and proved right; every key counts once."""
+        """Return the entries that are there and verified; every key counts once."""
         asked = list(dict.fromkeys(map(check_key, keys)))
         found = self._look(asked)
         with self._lock:
@@ -133,7 +133,7 @@ class Tier(ABC):
         return found
 
     def put(self, key: str, entry: Entry) -> bool:
-        """Keep an entry in place of the key's present one; False if it isn't there afterwards."""
+        """Store an entry in place of the key's present one; False if it isn't there afterwards."""
         outcome = self._put(check_key(key), entry)
         self._count(**{outcome: 1})
         return outcome == "stored"

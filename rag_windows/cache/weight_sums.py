@@ -1,7 +1,7 @@
-"""Digests of weights that were read before, beside the cache: so that a process reads them quickly.
+"""Digests of weights, stored beside the cache so that later processes need not hash them again.
 
-The sha256 of all weights takes longer than a first question over cached passages. It is looked up
-instead, by a fast checksum of the very weights in memory, in what an earlier process wrote down of
+The sha256 of all weights takes longer than a first question over cached passages. So it is looked
+up, by a fast checksum of the weights in memory, among the digests that an earlier process stored of
 a model that was loaded from the same files.
 """
 
@@ -25,18 +25,18 @@ FOLDER = "weights"
 _SUFFIXES = (".safetensors", ".gguf", ".json")
 _DIGEST = hashlib.sha256().digest_size
 _MOST_FILES = 32
-"""Files that are kept; a model of other weights, such as one in training, makes a new one."""
+"""Most files stored; a model of other weights, such as one in training, adds a new one."""
 
 
 def checkpoint_of(name: str, commit: str | None = None) -> bytes | None:
-    """What tells whether a checkpoint's files are those that they were; None if none are known.
+    """A value that changes with a checkpoint's files; None if no files are known.
 
-    Their paths, sizes, devices, inodes, and times of the last change of content and of state, the
-    last of which no program sets.
+    It covers their paths, sizes, devices, inodes, and times of the last change of content and of
+    state; no program can set the last of these.
 
     Args:
         name: the folder or the Hub name that a model was loaded from.
-        commit: the one of the Hub that it was loaded at.
+        commit: the Hub's commit that was loaded.
     """
     folder = Path(name)
     try:
@@ -58,11 +58,11 @@ def checkpoint_of(name: str, commit: str | None = None) -> bytes | None:
 
 
 class WeightSums:
-    """Digests in the folder ``weights`` of a cache; whatever is wrong with one, it is not used.
+    """Digests in the folder ``weights`` of a cache; a file that can't be verified is not used.
 
     A file holds the digests of all tensors that were read together, sealed under the cache's salt
     together with its own name, which stands for the checkpoint's files and the fast checksums. So
-    one that is damaged, or was written for other weights or under another salt, proves nothing.
+    one that is damaged, or was written for other weights or under another salt, is rejected.
     """
 
     def __init__(self, path: Path, salt: bytes) -> None:
@@ -72,16 +72,16 @@ class WeightSums:
     def digests(
         self, checkpoint: bytes, checksums: Sequence[bytes], read: Callable[[], Sequence[bytes]]
     ) -> Sequence[bytes]:
-        """The sha256 of each tensor, of which the fast checksums are given; read if not found."""
+        """The sha256 of each tensor, by the given fast checksums; from `read` if not stored."""
         named = hmac.digest(self._salt, fields(b"weights", checkpoint, *checksums), "sha256")
         path = self._folder / named.hex()
         with contextlib.suppress(OSError):
-            kept = self._read(path, _DIGEST * (len(checksums) + 1))
-            if hmac.compare_digest(kept[:_DIGEST], self._seal(named, kept[_DIGEST:])):
-                return [kept[i : i + _DIGEST] for i in range(_DIGEST, len(kept), _DIGEST)]
+            stored = self._read(path, _DIGEST * (len(checksums) + 1))
+            if hmac.compare_digest(stored[:_DIGEST], self._seal(named, stored[_DIGEST:])):
+                return [stored[i : i + _DIGEST] for i in range(_DIGEST, len(stored), _DIGEST)]
         made = read()
         whole = b"".join(made)
-        # A folder that is full or read-only costs nothing but time.
+        # With a full or read-only folder, the next process computes them again.
         with contextlib.suppress(OSError):
             self._write(path, self._seal(named, whole) + whole)
         return made
@@ -90,7 +90,7 @@ class WeightSums:
         return hmac.digest(self._salt, fields(b"digests", named, digests), "sha256")
 
     def _read(self, path: Path, size: int) -> bytes:
-        """A file of this size, in a folder that nobody else can write to.
+        """Read a file of this size, in a folder that only this user can write to.
 
         Raises:
             OSError: there is none.
@@ -98,11 +98,11 @@ class WeightSums:
         self._check_own()
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         with open(descriptor, "rb") as file:
-            kept = file.read(size + 1)
-        if len(kept) != size:
+            stored = file.read(size + 1)
+        if len(stored) != size:
             raise OSError(f"{path} has another size")
         os.utime(path)
-        return kept
+        return stored
 
     def _check_own(self) -> None:
         state = os.stat(self._folder, follow_symlinks=False)
@@ -130,7 +130,7 @@ class WeightSums:
     def _keep_newest(self) -> None:
         dated = []
         for entry in os.scandir(self._folder):
-            # What a process left behind that died while it wrote counts, too.
+            # Unfinished files of processes that died count, too.
             if is_key(entry.name.partition(".")[0]):
                 with contextlib.suppress(OSError):
                     dated.append((entry.stat(follow_symlinks=False).st_mtime, entry.path))

@@ -30,7 +30,7 @@ from rag_windows.calibration.profile import (
 )
 from rag_windows.calibration.words import contains
 from rag_windows.engine import Engine
-from rag_windows.errors import InputError, MethodError, stop_iteration_told
+from rag_windows.errors import InputError, MethodError, report_stop_iteration
 from rag_windows.methods import APE, Auto, Method, Sequential, resolve
 from rag_windows.methods.mateicl import SCHEDULES
 from rag_windows.methods.registry import numbers_of, spelled, with_parameters
@@ -61,10 +61,10 @@ METHODS_TO_ASK = (
 """What is compared where nobody names methods."""
 
 KEEP_BYTES = 4 << 30
-"""Keys and values that are kept for the next round at most; others are encoded again for it."""
+"""Bytes of keys and values stored for the next round at most; others are encoded again for it."""
 
 FEWEST = 8
-"""Examples below which no interval is worth its name."""
+"""Fewest examples from which an interval is estimated."""
 
 FOLDS = 4
 RESAMPLES = 2000
@@ -250,7 +250,7 @@ def compare(
 
 @dataclass(frozen=True, slots=True)
 class _Ready:
-    """One example, and the answer that every setting is held against.
+    """One example, and the answer that every setting is compared with.
 
     That is the right answer and an end token; or the sequential reader's greedy answer, with the
     log-probabilities, (tokens, vocabulary), along it. ``in_order`` is the request whose passages
@@ -274,7 +274,7 @@ class _Measuring:
     bytes_left: int
     on_progress: OnProgress | None
     table: Table = field(default_factory=dict)
-    kept: dict[Hashable, EncodedContext] = field(default_factory=dict)
+    stored: dict[Hashable, EncodedContext] = field(default_factory=dict)
     latest: dict[Hashable, EncodedContext] = field(default_factory=dict)
     encode_s: dict[Hashable, float] = field(default_factory=dict)
     timed: dict[Method, list[tuple[float | None, float, int | None]]] = field(default_factory=dict)
@@ -313,11 +313,11 @@ class _Measuring:
         return tuple(decoded.sequences[0]), (first.seen_at or time.perf_counter()) - begun
 
     def _counted(self, what: str, items: Sequence[T]) -> Iterator[T]:
-        told = stop_iteration_told(self.on_progress or (lambda *_: None))
+        report = report_stop_iteration(self.on_progress or (lambda *_: None))
         for done, item in enumerate(items):
-            told(what, done, len(items))
+            report(what, done, len(items))
             yield item
-        told(what, len(items), len(items))
+        report(what, len(items), len(items))
 
     def prepare(
         self,
@@ -419,7 +419,7 @@ class _Measuring:
         return {figure: met, "log-probability": float(total)}
 
     def _in_order(self, request: Request) -> EncodedContext:
-        """Thrown away: nobody would ask a cache for this order of passages again."""
+        """Not cached: nothing else would read this order of passages."""
         return self.engine.encode(request, encoder=self.engine.plain_encoder)
 
     def _context(
@@ -428,7 +428,7 @@ class _Measuring:
         """What is read, and the seconds that encoding took; None if a cache had some of it."""
         chunks = any(window.before for window in ready.request.parts.windows)
         key = (number, _encoding(method), method.neighbours if chunks else 0)
-        context = self.kept.get(key) or self.latest.get(key)
+        context = self.stored.get(key) or self.latest.get(key)
         if context is None:
             begun = time.perf_counter()
             if method.windowed:
@@ -442,7 +442,7 @@ class _Measuring:
             self.latest = {key: context}  # which the next settings ask for as well
             if size <= self.bytes_left:
                 self.bytes_left -= size
-                self.kept[key] = context
+                self.stored[key] = context
         read = dataclasses.replace(context, method=method)
         if method.windowed and method.recompute is None:
             read = read.narrowed(read.each, read.groups, read.scores)
@@ -500,19 +500,19 @@ def _combinations(method: Method, values: Mapping[str, Sequence[Any]]) -> list[M
 
 
 def finer(best: Method, settings: Sequence[Method]) -> list[Method]:
-    """Settings half-way between the best one and its neighbours in the grid, in every direction."""
+    """Settings midway between the best one and its neighbours in the grid, in every direction."""
     here = numbers_of(best)
     choices: dict[str, list[float]] = {}
     for name, values in varying(one for one in settings if type(one) is type(best)).items():
         if name in here:  # not where it is a number in other settings, and a word in this one
             place = values.index(here[name])
             near = values[max(0, place - 1) : place + 2]
-            choices[name] = sorted({_half_way(here[name], other) for other in near})
+            choices[name] = sorted({_midpoint(here[name], other) for other in near})
     known = set(settings)
     return [one for one in _combinations(best, choices) if one not in known]
 
 
-def _half_way(one: float, other: float) -> float:
+def _midpoint(one: float, other: float) -> float:
     """The geometric mean, to three digits; a whole number between whole numbers."""
     if one == other:
         return one
@@ -610,7 +610,7 @@ def verdict(
     costs: Mapping[Method, Cost],
     as_right: Sequence[Method] = (),
 ) -> tuple[Method, str]:
-    """What to take, by the first figure that tells, and why.
+    """What to use, by the first figure that decides, and why.
 
     ``as_right`` are methods that answered at least as many questions right as the base.
     """

@@ -103,7 +103,7 @@ class Comparison:
 
     The examples are dealt into folds; for each, the rest choose a setting as the whole call does,
     and the fold judges it. ``difference`` is chosen minus base, example by example; above zero
-    where chosen is better, whichever way the figure itself points.
+    where chosen is better, whether more or less of the figure is better.
     """
 
     figure: Figure
@@ -121,8 +121,8 @@ class Comparison:
 class ModelFingerprint:
     """A model by the name that it was loaded by, a folder's last part, and by content.
 
-    The hex digest is over its config and about a thousand places of every weight, which tells
-    models, fine-tunings and precisions apart without reading all of it.
+    The hex digest is over its config and about a thousand places of every weight, which
+    distinguishes models, fine-tunings and precisions without reading all of it.
     """
 
     name: str
@@ -132,7 +132,7 @@ class ModelFingerprint:
     def of(cls, model: PreTrainedModel) -> ModelFingerprint:
         """That of a loaded model."""
         path = str(getattr(model.config, "_name_or_path", "") or "")
-        # A folder's place says nothing elsewhere, and may say more than its owner wants.
+        # A folder's path means nothing elsewhere, and may be private.
         name = os.path.basename(os.path.normpath(path)) if os.path.isdir(path) else path
         config = model.config.to_dict()
         described = [canonical({key: config[key] for key in config if key not in _NOT_OF_A_MODEL})]

@@ -8,7 +8,7 @@ such commands share with those of this package is listed in ``__all__`` and stay
 from rag_windows.cli.options import (
     SAMPLE_MODEL,
     Json,
-    ModelOptions,
+    LoadOptions,
     RayOptions,
     SearchOptions,
     Verbose,
@@ -41,7 +41,7 @@ __all__ = [
     "Group",
     "Json",
     "Model",
-    "ModelOptions",
+    "LoadOptions",
     "RayOptions",
     "SearchOptions",
     "System",

@@ -15,7 +15,7 @@ import typer
 from rich.table import Column
 
 from rag_windows.cli import options, render
-from rag_windows.cli.options import ModelOptions, SearchOptions, option
+from rag_windows.cli.options import LoadOptions, SearchOptions, option
 from rag_windows.errors import GenerationError, InputError, RagWindowsError
 from rag_windows.passage import Passage
 from rag_windows.samples import samples_path
@@ -61,7 +61,7 @@ def ask(
         typer.Argument(metavar="QUESTION", help="The question, in quotes.", parser=encodable),
     ],
     search: SearchOptions,
-    model: ModelOptions,
+    model: LoadOptions,
     answer: AnswerOptions,
 ) -> None:
     """Answer one question over documents and show how much attention each passage got."""
@@ -82,7 +82,7 @@ def ask(
 
 
 @options.spreading()
-def chat(*, search: SearchOptions, model: ModelOptions, answer: AnswerOptions) -> None:
+def chat(*, search: SearchOptions, model: LoadOptions, answer: AnswerOptions) -> None:
     """Answer questions over documents in a conversation: one question a line, /exit ends it."""
     from rag_windows.prompt.conversation import search_text
 
@@ -311,7 +311,7 @@ def demo(
     """Answer three questions over the sample corpus, first sequentially, then with windows."""
     retriever = options.open_corpus(SearchOptions(), None)
     tasks = json_format.loads((samples_path() / "demo.json").read_text(encoding="utf-8"))
-    asked = ModelOptions(model=model, device=device, no_cache=True, verbose=verbose)
+    asked = LoadOptions(model=model, device=device, no_cache=True, verbose=verbose)
     rows: list[dict[str, Any]] = []
     with options.loaded_model(asked) as lm, render.progress("Answering") as answered:
         pairs = [(task, method) for task in tasks for method in ("sequential", lm.method.name)]

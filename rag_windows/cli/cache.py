@@ -10,7 +10,7 @@ from pydantic import ByteSize
 
 from rag_windows.cli import options
 from rag_windows.cli.options import (
-    ModelOptions,
+    LoadOptions,
     RayOptions,
     SearchOptions,
     loaded_model,
@@ -57,7 +57,7 @@ def stats(
 def warm(
     *,
     search: SearchOptions,
-    model: ModelOptions,
+    model: LoadOptions,
     system: options.Instruction = None,
     over: RayOptions,
     json: options.Json = False,
@@ -98,7 +98,7 @@ cache.command(help="Encode documents before the first question: the same as rag-
 
 
 def _warm_over_ray(
-    search: SearchOptions, model: ModelOptions, prefix: str | None, over: RayOptions
+    search: SearchOptions, model: LoadOptions, prefix: str | None, over: RayOptions
 ) -> WarmedCorpus:
     options.check_documents(search, model.model)
     made = options.fleet_options(search, model, **over.size)

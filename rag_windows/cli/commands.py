@@ -15,7 +15,7 @@ from rag_windows.cli import options, render
 from rag_windows.cli.ask import ask, chat, demo
 from rag_windows.cli.cache import cache, warm
 from rag_windows.cli.compare import compare
-from rag_windows.cli.options import ModelOptions, count, option
+from rag_windows.cli.options import LoadOptions, count, option
 from rag_windows.errors import MissingExtraError, install
 from rag_windows.visible_text import encodable, one_line
 
@@ -80,7 +80,7 @@ for command in (ask, chat, demo, warm, compare):
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class _Learner(ModelOptions):
+class _Learner(LoadOptions):
     """The model that classifies."""
 
     model: options.Model = "tiny-learner"

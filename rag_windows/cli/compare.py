@@ -11,7 +11,7 @@ from rich.table import Column
 from rich.text import Text
 
 from rag_windows.cli import options, render
-from rag_windows.cli.options import ModelOptions, SearchOptions, count, option
+from rag_windows.cli.options import LoadOptions, SearchOptions, count, option
 from rag_windows.errors import InputError, require
 from rag_windows.methods import resolve
 from rag_windows.methods.registry import names_in, spelled
@@ -63,7 +63,7 @@ def compare(
     max_new_tokens: options.MaxNewTokens = 32,
     system: options.Instruction = None,
     seed: Annotated[int, option("N", "Random seed of folds and confidence intervals.", min=0)] = 0,
-    model: ModelOptions,
+    model: LoadOptions,
     json: options.Json = False,
 ) -> None:
     """Compare methods with one prompt on your model and questions, and say which one to take.

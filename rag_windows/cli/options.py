@@ -154,7 +154,7 @@ def spreading(*, without: Collection[str] = ()) -> Callable[[_Command], _Command
                 given[name] = hints[name](**{field: given.pop(field) for field in fields})
             links = [one for one in given.values() if hasattr(one, "link_tokens")]
             for one in given.values():
-                if isinstance(one, ModelOptions):
+                if isinstance(one, LoadOptions):
                     check_model(one, *((each.link_tokens, each.link_choose) for each in links))
             command(**given)
 
@@ -190,7 +190,7 @@ class SearchOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class ModelOptions:
+class LoadOptions:
     """What is loaded, and how; each annotated field is the option of its name."""
 
     model: Annotated[
@@ -323,7 +323,7 @@ class RayOptions:
         }
 
 
-def check_model(model: ModelOptions, link: tuple[Any, Any] = (None, "first")) -> None:
+def check_model(model: LoadOptions, link: tuple[Any, Any] = (None, "first")) -> None:
     """Refuse what is wrong with method, profile and device, before documents are read.
 
     ``link`` are the values of --link-tokens and --link-choose, where a command has them.
@@ -348,7 +348,7 @@ def check_model(model: ModelOptions, link: tuple[Any, Any] = (None, "first")) ->
 
 
 @contextmanager
-def loaded_model(model: ModelOptions) -> Iterator[WindowedLM]:
+def loaded_model(model: LoadOptions) -> Iterator[WindowedLM]:
     """The model on its device; at the end, what was encoded is written into its cache."""
     quieten(model.verbose)
     shown: AbstractContextManager[Counted | None] = (
@@ -395,7 +395,7 @@ def loaded_model(model: ModelOptions) -> Iterator[WindowedLM]:
                 lm.cache.close()
 
 
-def fleet_options(search: SearchOptions, model: ModelOptions, **more: Any) -> FleetOptions:
+def fleet_options(search: SearchOptions, model: LoadOptions, **more: Any) -> FleetOptions:
     """The same model and documents for readers on other machines; further arguments are theirs."""
     quieten(model.verbose)
     require("A fleet", "rag-windows-server", "ray", extra="fleet")
@@ -431,7 +431,7 @@ def _anywhere(path: str) -> str:
     return path if "://" in path else os.path.abspath(path)
 
 
-def _import_libraries(model: ModelOptions) -> None:
+def _import_libraries(model: LoadOptions) -> None:
     """Import what models need: 3,000 modules, which would take a third longer with collections.
 
     What they hold lives as long as the process, so later collections leave it alone.
@@ -464,7 +464,7 @@ def _compile_ahead() -> None:
     threading.Thread(target=linear.kernel, args=(dtype,)).start()
 
 
-def _method(model: ModelOptions) -> Method | None:
+def _method(model: LoadOptions) -> Method | None:
     """The method that is asked for; None for the profile's, or the model's own."""
     from rag_windows.methods import resolve
     from rag_windows.methods.registry import with_parameters
@@ -541,7 +541,7 @@ def told_instead_of_bars(counted: Counted | None) -> Iterator[dict[str, Any]]:
         transformers_logging.set_tqdm_hook(hook)
 
 
-def _cache(model: ModelOptions) -> PassageCache | None:
+def _cache(model: LoadOptions) -> PassageCache | None:
     from rag_windows import PassageCache
 
     if model.no_cache:

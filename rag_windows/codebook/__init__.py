@@ -1,1 +1,1 @@
-"""Encoded passages that are kept, searched by their keys and read a few at a time."""
+"""Encoded passages that are stored, searched by their keys and read a few at a time."""

@@ -17,7 +17,7 @@ from rag_windows.cache.codec import Entry
 from rag_windows.cache.encoder import CachedEncoder
 from rag_windows.cache.keys import fields
 from rag_windows.cache.passage_cache import PassageCache
-from rag_windows.codebook.index import Index, Record, Stamp, require_json
+from rag_windows.codebook.index import CodebookIndex, Record, Stamp, require_json
 from rag_windows.engine import Engine
 from rag_windows.errors import CacheError, InputError, MethodError
 from rag_windows.kv import Window
@@ -50,7 +50,7 @@ class Added:
     """What adding or updating did.
 
     Attributes:
-        ids: of each passage given, in order; None for one that has no text and was not kept.
+        ids: of each passage given, in order; None for one that has no text and was not stored.
         evicted: ids of passages that had to go because the book was full, longest unused first.
         notes: on blank, repeated and split passages; ``Note.passage`` counts those given.
     """
@@ -92,8 +92,8 @@ class _Held:
             return cls({}, torch.zeros(0, dtype=torch.float32), page_owners([]))
         sizes, rows = [len(own) for own in pages], torch.cat(pages)
         views = zip(records.items(), rows.split(sizes), strict=True)
-        kept = {name: replace(one, pages=view) for (name, one), view in views}
-        return cls(kept, rows, page_owners(sizes))
+        viewed = {name: replace(one, pages=view) for (name, one), view in views}
+        return cls(viewed, rows, page_owners(sizes))
 
 
 class PassageBook:
@@ -101,7 +101,7 @@ class PassageBook:
 
     Make one with `WindowedLM.codebook`. Each question reads the passages whose keys are most like
     its own, see `Codebook`; of the others nothing is read but their pages' keys, which are held in
-    host memory (4 bytes a number, one key a page of each compared layer). Windows are kept in a
+    host memory (4 bytes a number, one key a page of each compared layer). Windows are stored in a
     passage cache of the book's own. With a folder they outlast the process, and several processes
     may share it: each sees what the others change.
 
@@ -159,7 +159,7 @@ class PassageBook:
         request = engine.request(self._question, [Passage("?")], prefix=prefix, method=method)
         self._prefix_ids = request.parts.prefix_ids
         self._made_for = self._identity()
-        self._index = None if path is None else Index(path, wait_s)
+        self._index = None if path is None else CodebookIndex(path, wait_s)
         self._lock = Lock()
         self._held = _Held.of({})
         self._stamp: Stamp | None = None
@@ -185,7 +185,7 @@ class PassageBook:
         return tuple(self._now().records)
 
     def add(self, passages: Iterable[PassageLike], *, on_added: OnPrepared | None = None) -> Added:
-        """Encode passages and keep them; give many at once, the index is written once a call.
+        """Encode passages and store them; give many at once, the index is written once a call.
 
         A passage without an id gets one made from its title and text. One that is held already,
         word for word, stays as it is. In a full book those go that no search found for the longest
@@ -197,8 +197,8 @@ class PassageBook:
 
         Raises:
             InputError: an id that is held with another text (`update` replaces it) or given twice,
-                more passages than the codebook's size, or one that can't be kept.
-            NonFiniteError: one whose keys or values are no numbers; nothing is kept then.
+                more passages than the codebook's size, or one that can't be stored.
+            NonFiniteError: one whose keys or values are no numbers; nothing is stored then.
             CacheError: the index can't be written.
         """
         return self._put(passages, on_added, replacing=False)
@@ -258,7 +258,7 @@ class PassageBook:
         return [Retrieved(records[at].passage, float(alike[at])) for at in best]
 
     def chosen(self, model: PreTrainedModel, asked: BatchRequest) -> tuple[Engine, BatchRequest]:
-        """What answers a question, and the question with the passages that this book chose."""
+        """The engine that answers a question, and the question with the passages chosen for it."""
         if self.lm.model is not model:
             raise InputError(
                 "This book belongs to another model. Ask the model that made it (book.lm)."
@@ -334,8 +334,8 @@ class PassageBook:
             unused = [str(one.passage.id) for one in sorted(others, key=self._used)]
             evicted = unused[: max(0, surplus)]
             if new or evicted:
-                kept = {name: one for name, one in records.items() if name not in evicted}
-                self._commit({**kept, **new})
+                remaining = {name: one for name, one in records.items() if name not in evicted}
+                self._commit({**remaining, **new})
         return Added(tuple(ids), tuple(evicted), notes)
 
     def _named(self, passages: Iterable[PassageLike]) -> list[Passage]:
@@ -440,7 +440,7 @@ class PassageBook:
             )
 
     def _encode(
-        self, passages: Sequence[Passage], told: OnPrepared | None = None
+        self, passages: Sequence[Passage], on_prepared: OnPrepared | None = None
     ) -> tuple[list[Record], tuple[Note, ...]]:
         """Records of passages, whose windows and pages are then in the cache."""
         if not passages:
@@ -453,11 +453,11 @@ class PassageBook:
             chunk = slice(first, first + CHUNK)
             windows = [one.ids for one in parts.windows[chunk]]
             made += self._pages(windows, request.sources[chunk])
-            if told is not None and len(made) < len(parts.windows):
-                told(parts.windows[len(made)].passage, len(passages))
+            if on_prepared is not None and len(made) < len(parts.windows):
+                on_prepared(parts.windows[len(made)].passage, len(passages))
         self.cache.flush()
-        if told is not None:
-            told(len(passages), len(passages))
+        if on_prepared is not None:
+            on_prepared(len(passages), len(passages))
         own: dict[int, list[tuple[torch.Tensor, tuple[str, str]]]] = {}
         for one, window in zip(made, parts.windows, strict=True):
             own.setdefault(window.passage, []).append(one)
@@ -475,7 +475,7 @@ class PassageBook:
     ) -> list[tuple[torch.Tensor, tuple[str, str]]]:
         """Each window's pages, and its key with that of its pages.
 
-        A window of which only the pages are kept is encoded when a query reads it.
+        A window of which only the pages are stored is encoded when a query reads it.
         """
         start, search, encoding = len(self._prefix_ids), self.codebook, self.method.encoding
         depth = len(self._encoder.runner.sliding_windows)
@@ -500,11 +500,11 @@ class PassageBook:
             key = keys[at][1]
             rows[key] = search.pages(window).float().cpu()
             if disk is not None:
-                # As the cache keeps windows: one layer and head, one token a page, and no values.
+                # As the cache stores windows: one layer and head, one token a page, and no values.
                 pages = rows[key].unsqueeze(0)
                 none = pages.new_zeros(*pages.shape[:2], 0)
-                kept = Window((0,) * pages.shape[1], start, (pages,), (none,))
-                disk.put(key, Entry(kept, cost_s=0.0, labels=(), created=time.time()))
+                stored = Window((0,) * pages.shape[1], start, (pages,), (none,))
+                disk.put(key, Entry(stored, cost_s=0.0, labels=(), created=time.time()))
         return [(rows[pair[1]], pair) for pair in keys]
 
     def _query_keys(self, query: Messages, prefix: str | None) -> torch.Tensor:

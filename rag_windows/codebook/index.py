@@ -1,4 +1,4 @@
-"""What a book keeps of its passages, and the file in which it keeps it."""
+"""What a book stores of its passages, and the file that holds it."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def require_json(passage: Passage) -> None:
     )
 
 
-class Index:
+class CodebookIndex:
     """The index of a book's folder: read and written as a whole, and sealed against damage.
 
     Processes that share it take `locked` for a change, and look at `stamp` for those of others.
@@ -130,9 +130,9 @@ class Index:
         """Put an index in place of the present one, while `locked`; returns its stamp."""
         passages = []
         for one in records:
-            kept = {name: getattr(one.passage, name) for name in _FIELDS}
-            kept["metadata"] = dict(one.passage.metadata)
-            passages.append({**kept, "used": one.used})
+            stored = {name: getattr(one.passage, name) for name in _FIELDS}
+            stored["metadata"] = dict(one.passage.metadata)
+            passages.append({**stored, "used": one.used})
         body = {"format": FORMAT, "made for": made_for, "passages": passages}
         unfinished = self._folder / f"{NAME}.tmp"
         try:

@@ -26,7 +26,7 @@ from rag_windows.sampling import whole_number
 
 Normalize = Literal["sum", "mean"]
 
-UNLIMITED_ROOM = 2048
+UNLIMITED_BUDGET = 2048
 """Tokens of a window, for a model that names no limit of its positions."""
 
 _LEAST = 2.0**-23
@@ -240,13 +240,13 @@ def classify(
     packed: list[str] = []
     if shown:
         cut = [prompt.around(one) for one in questions]
-        room = _room(engine, reader, cut, max(map(len, ids)), window_tokens)
+        budget = _budget(engine, reader, cut, max(map(len, ids)), window_tokens)
         continued = prompt.is_chat or bool(questions[0].system)
-        packed = _packed(prompt, form, shown, room, windows, continued)
+        packed = _packed(prompt, form, shown, budget, windows, continued)
     # Windows are as long as their demonstrations, which were counted.
     asked = {"prompt": prompt.without_header(), "max_window_tokens": sys.maxsize}
     sums, parts = read(engine, questions, packed, ids, method=reader, **asked)
-    scores = torch.tensor([apart(ids, one, normalize) for one in sums], dtype=torch.float64)
+    scores = torch.tensor([label_scores(ids, one, normalize) for one in sums], dtype=torch.float64)
     if neutral:
         scores = scores.log_softmax(-1)
         bias = scores[len(texts) :].logsumexp(0) - math.log(len(neutral))
@@ -296,13 +296,13 @@ def _labels(
     return tuple(labels), ids
 
 
-def _room(
+def _budget(
     engine: Engine, method: Method, cut: Sequence[tuple[Ids, Ids]], answer: int, asked: int | None
 ) -> int:
-    """Tokens of a window, where prefixes, questions and an answer leave them."""
+    """Tokens of a window that prefixes, questions and an answer leave."""
     limit, refinement = engine.position_limit, method.refinement
     if limit is None:
-        return asked or UNLIMITED_ROOM
+        return asked or UNLIMITED_BUDGET
     left = limit - max(len(before) + len(query) for before, query in cut) - answer
     if left <= 0:
         raise LimitError(
@@ -328,32 +328,32 @@ def _packed(
     prompt: Prompt,
     form: Template,
     demonstrations: Sequence[Demonstration],
-    room: int,
+    budget: int,
     windows: int | None,
     continued: bool,
 ) -> list[str]:
-    """Texts of windows of about ``room`` tokens at most that hold whole demonstrations, in order.
+    """Texts of windows, about ``budget`` tokens at most, of whole demonstrations, in order.
 
-    Few more where a tokenizer makes more tokens of neighbours than of each by itself.
+    Slightly more where a tokenizer makes more tokens of neighbours than of each by itself.
     """
     shown = [form.show(one) for one in demonstrations]
     texts = [f"{one}\n\n" for one in ("", *(text + form.separator for text in shown))]
     around, *sizes = (len(prompt.encode_text(one, continuation=continued)) for one in texts)
     for index, size in enumerate(sizes):
-        if size > room:
+        if size > budget:
             raise LimitError(
                 f"Demonstration {index} ({shown[index][:40]!r}...) needs a window of {size} "
-                f"tokens, but a window holds {room}. Shorten it or leave it out; demonstrations "
+                f"tokens, but a window holds {budget}. Shorten it or leave it out; demonstrations "
                 "are never cut."
             )
-    packed = pack([size - around for size in sizes], room - around, windows)
+    packed = pack([size - around for size in sizes], budget - around, windows)
     return [form.separator.join(shown[one.start : one.stop]) for one in packed]
 
 
-def pack(sizes: Sequence[int], room: int, windows: int | None = None) -> list[range]:
+def pack(sizes: Sequence[int], budget: int, windows: int | None = None) -> list[range]:
     """Put neighbours into as few windows as hold them, or into so many, all about as full.
 
-    Each size is at most ``room``. Ranges of indices, which follow each other, none of them empty.
+    Each size is at most ``budget``. Ranges of indices follow each other, none of them is empty.
     """
     if windows is not None and windows > len(sizes):
         raise InputError(
@@ -363,31 +363,31 @@ def pack(sizes: Sequence[int], room: int, windows: int | None = None) -> list[ra
     sums = [0, *accumulate(sizes)]
     fewest = start = 0
     while start < len(sizes):
-        start = bisect_right(sums, sums[start] + room) - 1
+        start = bisect_right(sums, sums[start] + budget) - 1
         fewest += 1
     count = windows or fewest
     if count < fewest:
         raise LimitError(
             f"{len(sizes)} demonstrations with {sums[-1]} tokens do not fit windows={count}, as a "
-            f"window holds {room} tokens. Use windows={fewest} or more."
+            f"window holds {budget} tokens. Use windows={fewest} or more."
         )
     # The first demonstration from which on the last windows hold all the rest.
     earliest = [len(sizes)]
     for _ in range(count):
-        earliest.append(bisect_left(sums, sums[earliest[-1]] - room))
+        earliest.append(bisect_left(sums, sums[earliest[-1]] - budget))
     ends = [0]
     for left in range(count - 1, 0, -1):
         ideal = sums[-1] * (count - left) / count
         near = bisect_left(sums, ideal)
         if near and ideal - sums[near - 1] < sums[near] - ideal:
             near -= 1
-        furthest = bisect_right(sums, sums[ends[-1]] + room) - 1
+        furthest = bisect_right(sums, sums[ends[-1]] + budget) - 1
         least = max(earliest[left], ends[-1] + 1)
         ends.append(max(least, min(near, furthest, len(sizes) - left)))
     return [range(a, b) for a, b in pairwise([*ends, len(sizes)])]
 
 
-def apart(ids: Sequence[Ids], sums: Sequence[float], normalize: Normalize) -> list[float]:
+def label_scores(ids: Sequence[Ids], sums: Sequence[float], normalize: Normalize) -> list[float]:
     """Labels' scores from the summed log-probabilities of their tokens, in nats.
 
     ``sums`` counts "art" whenever the answer is "article": here each label gets what is not a

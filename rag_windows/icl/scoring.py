@@ -79,7 +79,7 @@ def _read(
         pairs_of.setdefault(question + answer[:-1], []).append((question, answer))
     for row, longer in pairwise(sorted(pairs_of)):
         if longer[: len(row)] == row:
-            # Who reads the longer one has read this one.
+            # Reading the longer one reads this one, too.
             pairs_of[longer] += pairs_of.pop(row)
     starts = {row: min(len(q) for q, _ in pairs) - 1 for row, pairs in pairs_of.items()}
     for rows in _passes(decoder, context, starts):

@@ -3,10 +3,10 @@
 An adapter imports `rag_windows`, `rag_windows.errors` and this module, and nothing else of the
 package; what ``__all__`` lists here stays as stable as the names of `rag_windows` itself.
 
-A `ModelSource` loads the model once, when it is needed, and tells what its files say before;
+A `ModelSource` loads the model once, when it is needed, and gives what its files say before;
 `Calls` answers calls together, from threads and event loops. A framework's model takes
 `ModelOptions`, makes a `ModelCall` of what it is asked, with an `AnswerReader` for calls of tools,
-and tells what `answer_record` does. For those who cut prompts themselves, `ChatTemplate` writes a
+and reports an `answer_record`. For those who cut prompts themselves, `ChatTemplate` writes a
 `Conversation` in `Piece`s, a `Boundary` turns these into ids, and `likelihoods` scores ids behind
 what `WindowedLM.encode_ids` gave.
 
@@ -213,7 +213,7 @@ class ModelOptions(BaseModel):
         return self
 
     def reading(self, options: dict[str, Any], default: str | Method) -> Method:
-        """How a call reads its windows; takes what says so out of its ``options``.
+        """How a call reads its windows; removes what says so from its ``options``.
 
         ``default`` is the method where neither the call nor the constructor names one.
         """
@@ -232,7 +232,7 @@ class ModelCall(Call):
 
     Attributes:
         method: how its windows are read.
-        model_name: as the answer tells it.
+        model_name: as the answer reports it.
         reader: of the answer; finds calls of tools.
         parallel: whether an answer may call several tools.
     """
@@ -253,8 +253,8 @@ def unalias(given: Mapping[str, Any], aliases: Mapping[str, str]) -> dict[str, A
     for name, value in given.items():
         ours = aliases.get(name, name)
         if ours in found:
-            told = f"{name} and {ours} are the same argument. Give only one of them."
-            raise UnknownArgumentError(told)
+            message = f"{name} and {ours} are the same argument. Give only one of them."
+            raise UnknownArgumentError(message)
         found[ours] = value
     return found
 
@@ -289,7 +289,7 @@ def keep_neighbours(documents: Iterable[Any], most: int = NEIGHBOURS) -> list[An
     """
     refuse_single(documents)
     given = list(documents)
-    kept = []
+    copies = []
     for document, passage in zip(given, with_neighbours(given, most), strict=True):
         node = getattr(document, "node", document)
         if not hasattr(node, "model_copy"):
@@ -302,12 +302,12 @@ def keep_neighbours(documents: Iterable[Any], most: int = NEIGHBOURS) -> list[An
             if hasattr(node, name):
                 changes[name] = list(dict.fromkeys([*getattr(node, name), CHUNK_KEY]))
         copy = node.model_copy(update=changes)
-        kept.append(copy if node is document else document.model_copy(update={"node": copy}))
-    return kept
+        copies.append(copy if node is document else document.model_copy(update={"node": copy}))
+    return copies
 
 
 def one_way(ways: Mapping[str, list[Passage]]) -> list[Passage]:
-    """The passages of a request, by the one way in which they come; several are an error."""
+    """The passages of a request, which may come in one way only; several are an error."""
     used = {name: passages for name, passages in ways.items() if passages}
     if len(used) > 1:
         names = " and ".join(f"{name} ({len(passages)})" for name, passages in used.items())
@@ -324,7 +324,7 @@ def call_entry(name: str, arguments: Any, identity: str | None) -> dict[str, Any
 
 
 def without_calls(read: list[dict[str, Any]], brought: set[str]) -> list[dict[str, Any]]:
-    """Messages but calls of tools that brought documents and nothing else, and their results."""
+    """Messages, without calls of tools that brought only documents, and without their results."""
     asked = [{call["id"] for call in said.get("tool_calls", ())} for said in read]
     hidden = brought - {id_ for ids in asked if not ids <= brought for id_ in ids}
     return [
@@ -351,7 +351,7 @@ def joined_messages(read: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def logprob_content(generation: Generation, tokenizer: Any) -> list[dict[str, Any]]:
-    """The log-probabilities of an answer's tokens as OpenAI's models tell them.
+    """The log-probabilities of an answer's tokens as OpenAI's models report them.
 
     The ``bytes`` of all tokens joined are the answer's text: tokens of the reasoning and behind a
     stop string are left out. Of a token in which a stop string begins, or reasoning ends, ``token``
@@ -405,7 +405,7 @@ def _spans(pieces: Sequence[bytes], text: str, thought: bool) -> list[tuple[int,
 
 
 def answer_record(generation: Generation) -> dict[str, Any]:
-    """What is told of an answer beside its text, as plain JSON.
+    """What is reported of an answer beside its text, as plain JSON.
 
     Keys:
         finish_reason: "stop", "length" or "cancelled".

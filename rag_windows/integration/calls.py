@@ -14,7 +14,7 @@ from rag_windows.batching.questions import Question
 from rag_windows.errors import (
     CancelledGenerationError,
     GenerationTimeoutError,
-    stop_iteration_told,
+    report_stop_iteration,
 )
 from rag_windows.model import WindowedLM
 from rag_windows.request import PassageLike
@@ -83,7 +83,7 @@ class _Waiting:
 class Calls:
     """The calls of one model that are under way, from threads and from event loops.
 
-    Calls that are made at the same time share forward passes; a lone one is answered as
+    Calls that are made at the same time share forward passes; a single one is answered as
     `WindowedLM.generate` answers it. Each method takes ``prepare``, which makes a `Call` (and may
     load the model for it), and ``read``, which makes the adapter's own answer out of what comes;
     in the asynchronous ones both run in threads. Whoever stops waiting, by cancelling a task or
@@ -109,7 +109,7 @@ class Calls:
 
     @contextmanager
     def _wait(self, timeout: float | None) -> Generator[_Waiting, None, None]:
-        """One call more is under way: so the first of many is told from a lone one."""
+        """Count a call as under way, so that `lone` is false for the first of many."""
         waiting = _Waiting(timeout)
         self._waiting.add(waiting)
         try:
@@ -127,11 +127,11 @@ class Calls:
     ) -> Question:
         asked = {"query": call.query, "passages": call.passages, **call.options}
         scheduler = call.lm.shared_scheduler(max_rows=self.max_rows, max_bytes=self.max_bytes)
-        told: dict[str, Any] = {}
+        callbacks: dict[str, Any] = {}
         if put is not None:
-            told["on_text"] = lambda text: put(Chunk(text))
-            told["on_reasoning"] = lambda text: put(Chunk("", reasoning=text))
-        scheduled = scheduler.submit(asked, **told, lone=self.lone, engine=call.lm.engine)
+            callbacks["on_text"] = lambda text: put(Chunk(text))
+            callbacks["on_reasoning"] = lambda text: put(Chunk("", reasoning=text))
+        scheduled = scheduler.submit(asked, **callbacks, lone=self.lone, engine=call.lm.engine)
         waiting.scheduled = scheduled
         if waiting.left:  # while the call was prepared
             scheduled.cancel()
@@ -237,7 +237,7 @@ class Calls:
 
 
 def _whole(generation: Generation) -> Generation:
-    """An answer; what was cut off is none."""
+    """A complete answer; a cancelled one is an error."""
     if generation.finish_reason == "cancelled":
         raise CancelledGenerationError("The generation was cancelled.")
     return generation
@@ -245,4 +245,4 @@ def _whole(generation: Generation) -> Generation:
 
 async def _in_thread(work: Callable[[], T]) -> T:
     # A StopIteration becomes another error: no future can carry one.
-    return await asyncio.to_thread(stop_iteration_told(work))
+    return await asyncio.to_thread(report_stop_iteration(work))

@@ -47,7 +47,7 @@ def folder_state(model: str | Path) -> tuple[tuple[str, int, int], ...]:
 
 _lock = Lock()
 _models: WeakValueDictionary[tuple[Hashable, Hashable], WindowedLM] = WeakValueDictionary()
-"""By what says which weights are loaded, and by how they are used."""
+"""By the arguments that say which weights are loaded, and how they are used."""
 
 _USES = (
     "method",
@@ -66,7 +66,7 @@ def load_shared(model: str | Path | PreTrainedModel, **arguments: Any) -> Window
     """`WindowedLM.from_pretrained`, once for equal arguments.
 
     Calls that differ only in how the model is used (method, header, window size, template
-    variables, passage cache) share its weights. Nothing is kept alive: when the last user of a
+    variables, passage cache) share its weights. References are weak: when the last user of a
     model lets go of it, it is freed, and a later call loads it again. Threads that ask at once
     wait for one load; if it fails, the next one tries again.
 
@@ -77,7 +77,7 @@ def load_shared(model: str | Path | PreTrainedModel, **arguments: Any) -> Window
         # By what it holds: the file may be another by the next call.
         arguments["profile"] = Profile.of(arguments["profile"])
     if not isinstance(model, str | Path | PreTrainedModel):
-        return WindowedLM.from_pretrained(model, **arguments)  # which says what is wrong
+        return WindowedLM.from_pretrained(model, **arguments)  # which raises the error
     uses = {name: arguments[name] for name in _USES if name in arguments}
     load = {name: value for name, value in arguments.items() if name not in uses}
     named = not isinstance(model, PreTrainedModel)

@@ -29,7 +29,7 @@ def window_starts(
     """Position of the first token of windows of these lengths behind ``first`` tokens of prefix.
 
     Directly in front of it stand as many tokens as ``before`` says (none where it is empty), which
-    the window sees while it is encoded. Windows in order leave no room for them: they then share
+    the window sees while it is encoded. Windows in order have no space for them: they then share
     positions with the window before, or with the end of the prefix.
     """
     if alignment == "in order":
@@ -118,7 +118,7 @@ class Method:
     def encoding(self) -> str:
         """How windows are encoded: windows under one name and at one position are equal.
 
-        A cache keeps windows of different encodings apart, so a refinement's numbers all belong
+        A cache separates windows of different encodings, so a refinement's numbers all belong
         in here; how windows are read does not.
         """
         return "behind the prefix"
@@ -140,7 +140,7 @@ class Method:
 
     @property
     def recompute(self) -> Linked | None:
-        """What lets the windows of one request see each other after they were encoded alone."""
+        """What lets the windows of one request see each other after each was encoded by itself."""
         return None
 
     @property

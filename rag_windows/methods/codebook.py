@@ -25,7 +25,7 @@ class Codebook(Composed):
     """The query reads only those passages whose keys are most like its own.
 
     All passages are encoded, refined where ``reader`` refines them (such a store was proposed with
-    Deep-Thinking, https://arxiv.org/abs/2305.13016), and kept. The query is encoded like one more
+    Deep-Thinking, https://arxiv.org/abs/2305.13016), and stored. The query is encoded like one more
     window, so that its keys are rotated as theirs are. ``reader`` then reads the ``retrieve``
     passages with the most similar keys. A window is cut into *pages* of ``page`` tokens; a page's
     key is the mean of its tokens' keys, and the best page of a window counts::

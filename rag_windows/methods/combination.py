@@ -57,7 +57,7 @@ class Combination(Method):
 
     @abstractmethod
     def fixed(self, scores: Sequence[float], groups: Sequence[int]) -> torch.Tensor | None:
-        """(windows,) fp32: what scores and passages of the windows alone say; None for nothing.
+        """(windows,) fp32: weights from the windows' scores and passages only; None for none.
 
         ``scores`` has one for each window, or none at all.
         """

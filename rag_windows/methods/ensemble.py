@@ -81,7 +81,7 @@ class ParallelEnsemble(Combination):
 
     @property
     def correction(self) -> float:
-        """Beta, whatever it is if nobody says so."""
+        """Beta, or its default where it is None."""
         if self.beta is not None:
             return self.beta
         return 0.25 if self.weights == "entropy" else 0.0

@@ -34,8 +34,8 @@ class Linked(Composed):
         tokens: an int is a number of tokens of each window; a float a share of them, 0.0 to 1.0,
             rounded up; "all" is 1.0. Note that 1 is one token and 1.0 every token.
         choose: "first" is LegoLink (Hu et al., "EPIC", https://arxiv.org/abs/2410.15332): the first
-            tokens of each window, which attract most of the attention that a window encoded alone
-            wastes on its own beginning. "deviation" is CacheBlend (Yao et al.,
+            tokens of each window, which attract most of the attention that a window encoded by
+            itself wastes on its own beginning. "deviation" is CacheBlend (Yao et al.,
             https://arxiv.org/abs/2405.16444): as many in all, whose keys in the second layer differ
             most from those they have with sight of all windows; it costs one more pass of all
             tokens through the first layer. "query" is ProphetKV (Wang et al.,
@@ -43,7 +43,7 @@ class Linked(Composed):
             attention when it reads the windows as they were encoded; see
             `rag_windows.steps.query_attention`. So the query is read twice, and each question
             over the same windows encodes tokens of its own again. "last" is ours: as "query", but
-            the attention of the query's last token alone counts, which writes the answer, and only
+            only the attention of the query's last token counts, which writes the answer, and only
             in the middle half of the layers; a token counts as much as the one in front of it, too.
     """
 

@@ -29,7 +29,7 @@ class PCED(Combination):
         s'_i = (1 + beta) s_i - beta s_0 + gamma log r_i
         token = argmax over vocabulary and rows
 
-    What other ways of decoding read (sampling, beams, scores) is the softmax of the largest
+    Other decoding (sampling, beams, scores) reads the softmax of the largest
     ``s'_i`` of each token of the vocabulary. The row with the largest ``s'_i`` has the token's
     citation: a passage's mass is the share of the answer's tokens that its windows won, times the
     attention that these rows gave to their windows.

@@ -26,7 +26,7 @@ class QueryLikelihood(Composed):
     makes less likely does not count: words that all questions share are least likely behind the
     passage that tells most of something else ("likelihood" counts them, too, which is the published
     number, ``log p(Q | P, C_i)``). ``H_i`` is the entropy of the answer's first token behind C_i:
-    who has the answer is surer of it. Sources: Ponte and Croft (SIGIR 1998); Sachan et al.,
+    a row with the answer is surer of it. Sources: Ponte and Croft (SIGIR 1998); Sachan et al.,
     "Improving Passage Retrieval with Zero-Shot Question Generation",
     https://arxiv.org/abs/2204.07496 (the likelihood, by a separate model); Merth et al.,
     "Superposition Prompting", https://arxiv.org/abs/2404.06910 (paths are pruned by it). ``reader``

@@ -146,7 +146,7 @@ def spelled(method: Method) -> str:
     Such as "ape:temperature=0.8" and "query-likelihood:retrieve=2+sequential". Of what no text
     stands for, such as a function or a list, it shows what Python does.
     """
-    told, reader = [], ""
+    settings, reader = [], ""
     for field in dataclasses.fields(method):
         value = getattr(method, field.name)
         if value == field.default:
@@ -154,8 +154,8 @@ def spelled(method: Method) -> str:
         if isinstance(value, Method):
             reader = f"+{spelled(value)}"
         else:
-            told.append(f"{field.name}={value}")
-    return f"{method.name}{':' if told else ''}{','.join(told)}{reader}"
+            settings.append(f"{field.name}={value}")
+    return f"{method.name}{':' if settings else ''}{','.join(settings)}{reader}"
 
 
 def names_in(text: str) -> list[str]:

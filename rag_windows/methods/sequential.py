@@ -1,4 +1,4 @@
-"""The ordinary way, as the comparison that every method needs."""
+"""The ordinary prompt: the baseline of every method."""
 
 from __future__ import annotations
 

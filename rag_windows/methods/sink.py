@@ -15,8 +15,8 @@ class Sink(Composed):
 
     The first tokens of a text attract attention that has nowhere else to go (Xiao et al.,
     "Efficient Streaming Language Models with Attention Sinks", https://arxiv.org/abs/2309.17453).
-    A chunk that is encoded alone makes its own beginning such a sink, and many chunks then have
-    many of them. An independent comparison (https://arxiv.org/abs/2603.20218) combines known
+    A chunk encoded by itself makes its own beginning such a sink, and many chunks then have many
+    of them. An independent comparison (https://arxiv.org/abs/2603.20218) combines known
     remedies, a sink among them; "sink+linked:choose=deviation+ape" is that kind of combination.
     Here each window sees the shared prefix already, which is a sink by itself; this method adds one
     directly in front of the window, whose keys and values are then left out. Expect little of it

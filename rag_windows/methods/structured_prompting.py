@@ -13,7 +13,7 @@ class StructuredPrompting(Method):
     """Windows that end at one position; the query's own tokens count once for each window.
 
     With M windows, the logits of the query's own tokens (generated ones included) count M times, so
-    that the windows do not outweigh them. The paper has no prefix; here it is not weighed.
+    that the windows do not outweigh them. The paper has no prefix; here it is not weighted.
     Source: Hao et al., "Structured Prompting: Scaling In-Context Learning to 1,000 Examples",
     https://arxiv.org/abs/2212.06713, section 3 (rescaled attention, right-aligned positions).
 

@@ -1,8 +1,8 @@
 """Answers of a given form, by construction: JSON of a schema, or what a grammar allows.
 
-llguidance (extra ``structured``) tells before each token which ones may follow; a logits processor
-of transformers' kind lets no other through. So it works wherever processors do: alone, streamed, in
-batches and beside other questions of a scheduler.
+llguidance (extra ``structured``) says before each token which ones may follow; a logits processor
+of transformers excludes all others. So it works wherever processors do: in single answers, in
+streams, in batches and beside other questions of a scheduler.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ def with_form(
     ends: frozenset[int],
     reasoning: ReasoningFormat | None = None,
 ) -> dict[str, Any]:
-    """Options of ``generate`` where ``json_schema`` or ``grammar`` became what enforces it.
+    """Options of ``generate`` with a logits processor in place of ``json_schema`` or ``grammar``.
 
     `vocabulary` is how many logits the model gives for a token; `ends` end an answer. Where its
-    answers begin with `reasoning`, this is free, and has to come to its end.
+    answers begin with `reasoning`, this is unrestricted, but has to end.
     """
     rest = dict(options)
     schema, grammar = rest.pop("json_schema", None), rest.pop("grammar", None)
@@ -67,13 +67,13 @@ def call_grammar(calls: Mapping[str, Mapping[str, Any]], brackets: str) -> str |
     For each tool that may be called, `calls` has what is left to write before its arguments, and
     their JSON schema; `brackets` close the call. None if answers can't be held to a schema.
     """
-    ways = []
+    choices = []
     rules = []
     for index, (before, schema) in enumerate(calls.items()):
-        ways.append(f'{json.dumps(before)} " "? call{index}' if before else f'" "? call{index}')
+        choices.append(f'{json.dumps(before)} " "? call{index}' if before else f'" "? call{index}')
         rules.append(f"call{index}: %json {json.dumps(_laid_out(schema))}")
     closed = " ".join(f'/[ \\n]?/ "{bracket}"' for bracket in brackets)
-    lark = f"start: ({' | '.join(ways)}) {closed}\n" + "\n".join(rules)
+    lark = f"start: ({' | '.join(choices)}) {closed}\n" + "\n".join(rules)
     try:
         _source("grammar", lark)
     except InputError:
@@ -99,9 +99,9 @@ def _source(name: str, form: Any) -> str:
             "json_schema must be a mapping (of a pydantic class its model_json_schema()), and "
             f"grammar a text in llguidance's form of Lark: {error}"
         ) from error
-    told = matcher.validate_grammar(source)
-    if told and not told.startswith("WARNING"):
-        raise InputError(f"This {name} can't be used for an answer: {told.strip()}")
+    message = matcher.validate_grammar(source)
+    if message and not message.startswith("WARNING"):
+        raise InputError(f"This {name} can't be used for an answer: {message.strip()}")
     return str(source)
 
 
@@ -158,12 +158,12 @@ class _Allowed(LogitsProcessor):
                     "forbids what the form needs (min_new_tokens, for one, forbids the end). "
                     "Leave that option out."
                 )
-            if matcher is None:  # a beam that nothing can be made of
+            if matcher is None:  # a beam that can't become an answer
                 continue
             mask = np.frombuffer(matcher.compute_bitmask(), dtype=np.uint8)
             bits = torch.from_numpy(np.unpackbits(mask, bitorder="little").astype(bool))
-            kept = min(vocabulary, len(bits))
-            allowed[row, :kept] = bits[:kept]
+            width = min(vocabulary, len(bits))
+            allowed[row, :width] = bits[:width]
         return scores.masked_fill(~allowed.to(scores.device), -torch.inf)
 
     def _thinks(self, row: int, ids: torch.Tensor) -> bool:

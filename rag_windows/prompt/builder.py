@@ -373,10 +373,10 @@ def split(
     part before, so the work grows with the length of the text and not with its square.
     """
     around = len(encode(""))
-    room = limit - around
-    if room < _least(limit):
-        raise _too_little_room(around)
-    length = max(1, int(len(text) * room / max(1, size - around)))
+    budget = limit - around
+    if budget < _least(limit):
+        raise _budget_error(around)
+    length = max(1, int(len(text) * budget / max(1, size - around)))
     parts: list[tuple[int, int, list[int]]] = []
     start = 0
     while start < len(text):
@@ -384,8 +384,8 @@ def split(
         ids = encode(text[start:end])
         while len(ids) > limit:
             if length == 1:
-                raise _too_little_room(len(ids))
-            length = max(1, min(length - 1, int(0.95 * length * room / (len(ids) - around))))
+                raise _budget_error(len(ids))
+            length = max(1, min(length - 1, int(0.95 * length * budget / (len(ids) - around))))
             end = start + length
             ids = encode(text[start:end])
         density = max(1, len(ids) - around) / len(text[start:end])
@@ -396,7 +396,7 @@ def split(
             if len(shorter_ids) <= limit:
                 end, ids = shorter, shorter_ids
         parts.append((start, min(end, len(text)), ids))
-        start, length = end, max(1, int(room / density))
+        start, length = end, max(1, int(budget / density))
     return parts
 
 
@@ -414,7 +414,7 @@ def _boundary(fitting: str) -> int:
     return len(fitting)
 
 
-def _too_little_room(size: int) -> LimitError:
+def _budget_error(size: int) -> LimitError:
     return LimitError(
         f"its header and blank line, or one character with them, make {size} tokens, and an "
         "eighth of a window must be left for text. Raise max_window_tokens, shorten the title, "

@@ -462,10 +462,10 @@ class ChatTemplate:
             rendered = self._tokenizer.apply_chat_template(messages, tokenize=False, **variables)
         except (TemplateError, TypeError, ValueError, KeyError, AttributeError) as error:
             # transformers shows the whole prompt where a template leaves the last message out.
-            told = str(error).partition("Final message to continue:")[0].rstrip(". ")
+            reason = str(error).partition("Final message to continue:")[0].rstrip(". ")
             raise _RefusedError(
                 "The chat template refuses this conversation (roles: "
-                f"{', '.join(filling.roles)}): {told}. Change the messages to what it asks for: "
+                f"{', '.join(filling.roles)}): {reason}. Change the messages to what it asks for: "
                 "most templates want user and assistant in turn, beginning with the user."
             ) from error
         return str(rendered)
@@ -476,7 +476,7 @@ def _as_written(
 ) -> dict[str, str]:
     """What the template makes of some texts, of which no two stand side by side.
 
-    ``written`` is what it makes of placeholders alone, ``rendered`` is with these texts in place of
+    ``written`` is what it makes of placeholders only, ``rendered`` is with these texts in place of
     theirs.
     """
     parts = iter(filling.marks.split(rendered))
@@ -492,7 +492,7 @@ def _as_written(
         else:
             own = next(parts, "")
             if mark is not None:
-                made[mark] = _kept(filling.said[mark], before, own, after)
+                made[mark] = _text_as_written(filling.said[mark], before, own, after)
             if (mark is None and own != before) or next(parts, "") != part:
                 only = [filling.said[one] for one in real] if len(real) == 1 else []
                 raise _altered(*map(_named, only))
@@ -500,22 +500,22 @@ def _as_written(
     return made
 
 
-def _kept(said: _Said, before: str, own: str, after: str) -> str:
+def _text_as_written(said: _Said, before: str, own: str, after: str) -> str:
     """What the template makes of one text, between what it writes itself before and after it."""
     if own == before + said.text + after:
         return said.text
-    kept = own[len(before) : len(own) - len(after)]
-    text, shown = said.text.strip(), kept.strip()
+    inner = own[len(before) : len(own) - len(after)]
+    text, shown = said.text.strip(), inner.strip()
     if (
         len(own) >= len(before) + len(after)
-        and before + kept + after == own
+        and before + inner + after == own
         and (
             shown.casefold() == text.casefold()
             or (said.role == "assistant" and text.endswith(shown))
-            or kept == json.dumps(said.text, ensure_ascii=False)[1:-1]
+            or inner == json.dumps(said.text, ensure_ascii=False)[1:-1]
         )
     ):
-        return kept
+        return inner
     raise _altered(_named(said))
 
 

@@ -99,8 +99,8 @@ class Detokenizer:
             except KeyError:  # an added token, which stands for itself
                 return token.encode()
         # A decoder may take the first token for the beginning of a text.
-        alone, both = self.text([id_]), self.text([id_, id_])
-        return (both[len(alone) :] if both.startswith(alone) else alone).encode()
+        single, both = self.text([id_]), self.text([id_, id_])
+        return (both[len(single) :] if both.startswith(single) else single).encode()
 
     def token(self, id_: int) -> str | int | None:
         """What a decoder sees of an id: the byte that it stands for, or its spelling.
@@ -165,13 +165,13 @@ class _ByteRun:
         return "".join(self.characters)
 
     def fork(self) -> _ByteRun:
-        """One that goes on by itself from here."""
+        """A copy that continues independently."""
         other = copy.copy(self)
         other.characters = [*self.characters]
         return other
 
 
-class Parts(Protocol):
+class AnswerDivider(Protocol):
     """What divides the text of an answer into reasoning and what is for the user.
 
     Attributes:
@@ -184,7 +184,7 @@ class Parts(Protocol):
         """Take a piece; gives what of it is reasoning, and text."""
 
     def fork(self) -> Self:
-        """One that goes on by itself from here."""
+        """A copy that continues independently."""
 
 
 class TextStream:
@@ -193,9 +193,9 @@ class TextStream:
     Each token is decoded a few times, however long the answer is. It is not
     `tokenizers.decoders.DecodeStream`: there a byte token that makes those before it invalid raises
     an error or changes text that was given out, each token of a run of invalid bytes has all of the
-    run decoded, and the text that is not settled yet, which may hold a stop string, is never told.
+    run decoded, and the text that is not settled yet, which may hold a stop string, is never given.
 
-    Stop strings are looked for in what is for the user alone.
+    Stop strings are looked for only in what is for the user.
 
     Attributes:
         stopped: whether the text of the tokens so far holds a stop string.
@@ -203,7 +203,7 @@ class TextStream:
     """
 
     def __init__(
-        self, detokenizer: Detokenizer, stop: Sequence[str] = (), parts: Parts | None = None
+        self, detokenizer: Detokenizer, stop: Sequence[str] = (), parts: AnswerDivider | None = None
     ) -> None:
         self._detokenizer = detokenizer
         self._parts = parts
@@ -222,7 +222,7 @@ class TextStream:
         self._stop_in_run = False
 
     def fork(self) -> TextStream:
-        """One that goes on by itself from here."""
+        """A copy that continues independently."""
         other = copy.copy(self)
         if self._run is not None:
             other._run = self._run.fork()
@@ -347,7 +347,7 @@ class Pieces(BaseStreamer):
         detokenizer: Detokenizer,
         stop: Sequence[str],
         put: Callable[[str], None],
-        parts: Parts | None = None,
+        parts: AnswerDivider | None = None,
         put_reasoning: Callable[[str], None] | None = None,
     ) -> None:
         self._text = TextStream(detokenizer, stop, parts)

@@ -52,7 +52,7 @@ _CHANNELS: dict[str, Any] = {
 
 
 def _tags_template(opening: str, closing: str) -> dict[str, Any]:
-    # Later in an answer, a marker is something that the answer tells of.
+    # Later in an answer, a marker is part of the text.
     thinking = {"open_pattern": rf"\A\s*{re.escape(opening)}", "close": closing}
     return {"reasoning_content": thinking, "content": {}}
 
@@ -170,7 +170,7 @@ class AnswerParts:
         self._held = ""
 
     def fork(self) -> AnswerParts:
-        """One that goes on by itself from here."""
+        """A copy that continues independently."""
         other = copy.copy(self)
         other._parser = copy.copy(self._parser)
         return other

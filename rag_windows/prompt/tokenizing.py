@@ -1,4 +1,4 @@
-"""Text becomes ids here, and control tokens do not come out of it."""
+"""Text to token ids, so that untrusted text gives no control tokens."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Piece:
 
 
 class Boundary:
-    """The one place where text turns into ids.
+    """The only place where text turns into ids.
 
     Text is read as the tokenizer reads it. Where a control token comes out, the text is cut behind
     the first character of that token, and the parts are read, until none comes out any more.
@@ -80,7 +80,7 @@ class Boundary:
         cuts = {cut for span in found for cut in _inside(text, span)}
         leaked = self._forbidden.intersection(ids)
         if leaked and not cuts and len(text) > 1:
-            # Some normalizers lose the places of what they write: it is found by halves.
+            # Some normalizers lose character offsets: the place is found by bisection.
             cuts = {len(text) // 2}
         elif leaked and not cuts:
             name = next(name for name, id_ in self.controls.items() if id_ in leaked)
@@ -124,10 +124,10 @@ class Boundary:
                 _, found = self._read(piece.text, "text")
                 own += [(begin + start, begin + end, id_) for start, end, id_ in found]
             begin += len(piece.text)
-        # A dummy prefix behind each control token can't be left out at the beginning alone.
+        # A dummy prefix behind each control token can't be left out at the beginning only.
         if at != "text" or self._tokenizers["control"] is self._tokenizers["text"]:
             ids, found = self._read(text, at)
-            # Comparing ids alone says too little: a normalizer may join the template's own token
+            # Comparing ids is not enough: a normalizer may join the template's own token
             # with the first character of a message, and make it out of other characters later.
             if [_trimmed(text, span) for span in found] == [_trimmed(text, span) for span in own]:
                 return ids
@@ -217,7 +217,7 @@ def _has_unknown(tokenizer: Any, model: Any) -> bool:
 def _without_prefix(tokenizer: Tokenizer) -> tuple[Any, Any, str]:
     """Normalizer and splitter without the dummy prefix, and whether it was put before a text.
 
-    That is "never", "first" (at the very start alone), or "always" (behind control tokens too).
+    That is "never", "first" (only at the very start), or "always" (behind control tokens too).
     """
     prefixed = "never"
     stages: Any = tokenizer.normalizer

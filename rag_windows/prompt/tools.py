@@ -48,7 +48,7 @@ _WRITTEN = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class ToolFormat:
-    """How a chat template writes calls: as JSON, alone or between the markers `begin` and `end`.
+    """How a chat template writes calls: as JSON, bare or between the markers `begin` and `end`.
 
     A call begins with `opening`, then come the tool's name and `middle`. `opening` is None where
     each answer begins with reasoning, so that no call can be forced.

@@ -1,4 +1,4 @@
-"""Windows that answer each for itself, and one answer made of theirs."""
+"""Windows that each answer separately, and the combination of their answers."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class EnsembleLayout(PromptLayout):
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """What one forward pass gave for its last tokens, the first of which stands at a position.
+    """The output of one forward pass for its last tokens, from ``first_position`` on.
 
     ``logits`` (queries, windows, tokens, vocabulary) are fp32 at least; ``prior`` (queries,
     tokens, vocabulary) is the row without a window.
@@ -48,25 +48,25 @@ class Pass:
 
 
 def passes(
-    twin: PreTrainedModel,
+    mirror: PreTrainedModel,
     layout: EnsembleLayout,
     ids: torch.Tensor,
     positions: torch.Tensor,
     cache: RowsCache,
-    kept: int,
+    last: int,
 ) -> Iterator[Pass]:
-    """Run every query beside every window.
+    """Run every query with every window.
 
     Tokens ``ids`` (queries, tokens) at ``positions`` (queries or 1, tokens) are cut into as few
     passes as the two bounds allow, one after the other through the KV cache. Those that hold some
-    of the last ``kept`` tokens are yielded.
+    of the last ``last`` tokens are yielded.
     """
     members, (queries, tokens) = layout.members, ids.shape
     batch = queries * members.per_query
-    vocabulary = int(twin.config.get_text_config(decoder=True).vocab_size)
+    vocabulary = int(mirror.config.get_text_config(decoder=True).vocab_size)
     by_tokens = max(1, MAX_ROW_TOKENS // batch)
     by_logits = max(1, MAX_LOGITS // (batch * vocabulary))
-    wanted = tokens - min(kept, tokens)
+    wanted = tokens - min(last, tokens)
     start = 0
     while start < tokens:
         stop = min(tokens, start + by_tokens, max(start, wanted) + by_logits)
@@ -76,7 +76,7 @@ def passes(
         if layout.recorder is not None:
             recorder = WeightRecorder(max(layout.recorder.first_position, layout.position(held)))
         logits = _logits(
-            twin,
+            mirror,
             replace(layout, recorder=recorder),
             ids[:, start:stop],
             positions[:, start:stop].expand(queries, -1),
@@ -95,7 +95,7 @@ def passes(
 
 
 def _logits(
-    twin: PreTrainedModel,
+    mirror: PreTrainedModel,
     layout: EnsembleLayout,
     ids: torch.Tensor,
     positions: torch.Tensor,
@@ -105,7 +105,7 @@ def _logits(
     """(rows, last, vocabulary) logits of the last tokens, fp32 at least."""
     rows = layout.members.per_query
     with use_layout(layout):
-        output = twin(
+        output = mirror(
             ids.repeat_interleave(rows, dim=0),
             position_ids=positions.repeat_interleave(rows, dim=0),
             use_cache=True,
@@ -116,24 +116,24 @@ def _logits(
     return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 
-def make_view(twin: PreTrainedModel) -> PreTrainedModel:
+def make_view(mirror: PreTrainedModel) -> PreTrainedModel:
     """A second view of the model with our attention, whose forward pass asks every window.
 
     It shares all of the model's modules and has no state, so transformers' own ``generate`` runs on
     it with its loop, processors, criteria and streamers and never sees the rows behind. What they
     read travels with the call, in its layout.
     """
-    view = cast(Any, type(twin)).__new__(type(twin))
-    view.__dict__.update(twin.__dict__)
+    view = cast(Any, type(mirror)).__new__(type(mirror))
+    view.__dict__.update(mirror.__dict__)
 
     # Its name and signature are the model's: transformers asks which inputs it takes.
-    forward = functools.wraps(twin.forward)(functools.partial(_forward, twin))
+    forward = functools.wraps(mirror.forward)(functools.partial(_forward, mirror))
     view.__dict__["forward"] = forward
     return cast(PreTrainedModel, view)
 
 
 def _forward(
-    twin: PreTrainedModel,
+    mirror: PreTrainedModel,
     input_ids: torch.Tensor,
     *,
     position_ids: torch.Tensor | None = None,
@@ -150,9 +150,9 @@ def _forward(
         raise RagWindowsError(
             "The model of an ensemble was called outside of a request. Call the model itself."
         )
-    kept = int(logits_to_keep) or input_ids.shape[1]
+    last = int(logits_to_keep) or input_ids.shape[1]
     parts, cache = [], cast(RowsCache, inputs.get(CACHE))
-    for one in passes(twin, layout, input_ids, position_ids, cache, kept):
+    for one in passes(mirror, layout, input_ids, position_ids, cache, last):
         rows = RowLogits(one.logits, one.prior, layout.members.fixed, cache.memory)
         combined, weights = layout.combination.combine(rows)
         parts.append(combined)
@@ -172,8 +172,8 @@ def _record(layout: EnsembleLayout, one: Pass, weights: torch.Tensor) -> None:
         if token < 0:
             continue
         rows = sums.T.unflatten(0, (-1, members.per_query))[:, : members.count]
-        weighed = rows.to(weights.device) * weights[:, :, token].unsqueeze(-1)
-        whole = weighed.new_zeros(len(weighed), members.n_groups + 2)
-        whole.index_add_(1, groups, weighed[..., 0])
-        whole[:, -2:] = weighed[..., 1:].sum(dim=1)
+        weighted = rows.to(weights.device) * weights[:, :, token].unsqueeze(-1)
+        whole = weighted.new_zeros(len(weighted), members.n_groups + 2)
+        whole.index_add_(1, groups, weighted[..., 0])
+        whole[:, -2:] = weighted[..., 1:].sum(dim=1)
         layout.recorder.sums[position] = whole.T

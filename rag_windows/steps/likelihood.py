@@ -12,7 +12,7 @@ from rag_windows.kv import Members, Windows
 from rag_windows.loading import input_device
 from rag_windows.methods import ParallelEnsemble, QueryLikelihood
 from rag_windows.methods.relevance import log_relevance
-from rag_windows.prefill import EncodedContext, Encoder
+from rag_windows.prefill import EncodedContext, ModelEncoder
 from rag_windows.steps.ensemble import EnsembleLayout, passes
 from rag_windows.steps.rows_cache import RowsCache
 
@@ -36,7 +36,7 @@ def question_of(query_ids: Sequence[int], ends: Collection[int]) -> tuple[int, i
 
 
 MOST_TOKENS = 512
-"""Of a query, those at its end that each row reads: the pass costs as many tokens a window."""
+"""Tokens at a query's end that each row reads at most: the pass costs so many per window."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class Evidence:
 
 @torch.no_grad()
 def evidence(
-    encoder: Encoder,
+    encoder: ModelEncoder,
     rows: EncodedContext,
     layout: EnsembleLayout,
     query_ids: Sequence[int],
@@ -94,10 +94,10 @@ def evidence(
 
 def ranked(selection: QueryLikelihood, context: EncodedContext, found: Evidence) -> list[int]:
     """Citation groups, the best first; of equal ones the first given."""
-    *rows, alone = found.question
+    *rows, prior = found.question
     scores = torch.stack(rows)
     if selection.score == "gain":
-        scores = (scores - alone).clamp_min(0.0)
+        scores = (scores - prior).clamp_min(0.0)
     scores = scores.sum(dim=1) - selection.confidence * found.entropy[:-1]
     if selection.gamma and context.scores:
         scores = scores + selection.gamma * log_relevance(context.scores)
@@ -107,7 +107,7 @@ def ranked(selection: QueryLikelihood, context: EncodedContext, found: Evidence)
     return sorted(best, key=lambda group: -best[group])
 
 
-def joined(context: EncodedContext, chosen: Sequence[int], encoder: Encoder) -> EncodedContext:
+def joined(context: EncodedContext, chosen: Sequence[int], encoder: ModelEncoder) -> EncodedContext:
     """Some windows, by index and in this order, as the one prompt that they are read in.
 
     The first stands behind the prefix already; the others are encoded in sight of it.
@@ -133,7 +133,7 @@ def read_likeliest(
     context: EncodedContext,
     query_ids: Sequence[int],
     question: tuple[int, int],
-    encoder: Encoder,
+    encoder: ModelEncoder,
     rows: EncodedContext,
     layout: EnsembleLayout,
 ) -> EncodedContext:
@@ -149,7 +149,7 @@ def read_likeliest(
         groups = ranked(selection, context, found)[: selection.retrieve]
     order = [i for group in groups for i, own in enumerate(context.groups) if own == group]
     # In one prompt a chunk would not know any more what it was encoded in sight of.
-    apart = any(context.each[index].start > len(context.prefix_ids) for index in order)
-    if selection.reader.windowed or apart:
+    separate = any(context.each[index].start > len(context.prefix_ids) for index in order)
+    if selection.reader.windowed or separate:
         return context.choosing(groups)
     return replace(joined(context, order, encoder), chosen=tuple(order), settled=True)

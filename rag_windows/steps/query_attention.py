@@ -20,7 +20,7 @@ class AttentionLayout(PromptLayout):
     """A query whose attention to each token of the windows is summed up over a pass.
 
     ``paid`` (tokens of all windows,), fp32 (fp64 for fp64), is None before the pass. With ``last``
-    the query's last token alone counts, in the middle half of the layers: behind them it attends to
+    only the query's last token counts, in the middle half of the layers: behind them it attends to
     what it will write, right or wrong.
     """
 
@@ -55,7 +55,7 @@ def attention_paid(
     and chooses by the mean of ``a_l`` over all layers. Here it is a sum, which has the same order.
     What differs: the weights are those with which the query does read the windows, so its own
     tokens and the prefix take part in the softmax, and a method's temperature and scale count; the
-    query is everything behind the passages, not the question alone.
+    query is everything behind the passages, not only the question.
 
     Returns:
         (tokens of all windows,) on the CPU: the attention weights of each, summed over heads,
@@ -78,7 +78,7 @@ def attention_paid(
 def _with_next(paid: torch.Tensor, lengths: Sequence[int]) -> torch.Tensor:
     """Each token counts at least as much as the one in front of it in its window.
 
-    What an answer hangs on is often more than one token, of which the first gets the attention.
+    An answer often depends on several tokens, of which the first gets the attention.
     """
     one_on = [torch.cat([own[:1], own[:-1]]) for own in paid.split([*lengths])]
     return torch.maximum(paid, torch.cat(one_on))

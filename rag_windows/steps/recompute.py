@@ -207,7 +207,7 @@ def refine(
     return now
 
 
-def check_room(
+def check_passes(
     refinement: DeepThinking,
     starts: Sequence[int],
     lengths: Sequence[int],

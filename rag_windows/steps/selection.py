@@ -10,7 +10,7 @@ import torch
 from rag_windows.kv import Window, Windows
 from rag_windows.methods import Alignment, Codebook
 from rag_windows.methods.codebook import Fusion, page_owners
-from rag_windows.prefill import EncodedContext, Encoder
+from rag_windows.prefill import EncodedContext, ModelEncoder
 
 
 def fuse(windows: Sequence[Window], fusion: Fusion) -> Window:
@@ -58,7 +58,7 @@ def _present(windows: Sequence[Window], start: int, length: int) -> torch.Tensor
 
 
 def select(
-    selection: Codebook, context: EncodedContext, query_ids: Sequence[int], encoder: Encoder
+    selection: Codebook, context: EncodedContext, query_ids: Sequence[int], encoder: ModelEncoder
 ) -> EncodedContext:
     """The context that this query reads; chosen windows keep their order."""
     chosen = context.choosing(_chosen(selection, context, query_ids, encoder))
@@ -70,7 +70,7 @@ def select(
 
 
 def _chosen(
-    selection: Codebook, context: EncodedContext, query_ids: Sequence[int], encoder: Encoder
+    selection: Codebook, context: EncodedContext, query_ids: Sequence[int], encoder: ModelEncoder
 ) -> set[int]:
     groups = list(dict.fromkeys(context.groups))
     if len(groups) <= selection.retrieve:
@@ -89,7 +89,7 @@ def _chosen(
 
 
 def encode_query(
-    encoder: Encoder,
+    encoder: ModelEncoder,
     prefix: Window | None,
     query_ids: Sequence[int],
     alignment: Alignment = "left",

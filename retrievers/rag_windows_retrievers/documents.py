@@ -51,7 +51,7 @@ class Document:
     """One text before it is split.
 
     Attributes:
-        text: the whole text, its lines ending in a line feed alone.
+        text: the whole text, its lines ending in nothing but a line feed.
         id: the id that a JSONL line states, else the file's label (``label:line`` for JSONL).
         title: what a JSONL line, a PDF file or a markdown file's front matter states, a markdown
             file's first heading, a PDF file's first line, or the stem of the file's name.
@@ -203,9 +203,9 @@ def load_documents(
 
 def no_text(names: Iterable[str], skipped: Iterable[Skipped]) -> DocumentError:
     """The error of paths behind which there is no text at all."""
-    told = sorted(skipped, key=lambda one: not one.problem)
-    examples = ", ".join(f"{one.label}: {one.reason}" for one in told[:3])
-    left_out = f" ({len(told)} left out: {examples})" if told else ""
+    ordered = sorted(skipped, key=lambda one: not one.problem)
+    examples = ", ".join(f"{one.label}: {one.reason}" for one in ordered[:3])
+    left_out = f" ({len(ordered)} left out: {examples})" if ordered else ""
     return DocumentError(
         f"No text found in {', '.join(names) or 'nothing'}{left_out}. Name .txt, .md, .jsonl "
         "or .pdf files that hold text, or a folder of them."
@@ -268,14 +268,14 @@ def _here(name: str, root: Path, opened: set[str]) -> Iterator[DocumentFile | Sk
             yield Skipped(_encodable(str(refused.filename)), _reason(refused), problem=True)
         for path in sorted(paths) if top.is_dir() else [top]:
             label = _encodable(Path(os.path.relpath(path, root)).as_posix())
-            alone = named and path is top
+            explicit = named and path is top
             if _hidden(path, given):
                 continue
             if not path.is_file():
-                yield Skipped(label, "not a regular file", problem=alone)
+                yield Skipped(label, "not a regular file", problem=explicit)
             else:
                 file = DocumentFile(os.path.abspath(path), label)
-                yield from _once(file, str(path.resolve()), alone, opened)
+                yield from _once(file, str(path.resolve()), explicit, opened)
 
 
 def _in_store(
@@ -615,8 +615,8 @@ def _pdf(data: bytes, label: str, stem: str) -> Iterator[Document | Skipped]:
 
 
 def _encodable(text: str) -> str:
-    # Lone surrogates, which no encoder takes: JSON can spell them, and bytes of a file's name that
-    # can't be decoded arrive as them.
+    # Unpaired surrogates, which no encoder takes: JSON can spell them, and bytes of file names
+    # that can't be decoded arrive as them.
     return _SURROGATE.sub("\ufffd", text)
 
 

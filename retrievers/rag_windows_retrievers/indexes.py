@@ -60,7 +60,7 @@ PROBE = (
     "In 1871 the lighthouse keeper's daughter sold 3 boats, a bell & some letters (unsigned).",
     "def area(r): return 3.14159 * r ** 2",
 )
-"""Texts whose vectors are kept with a dense index, and made again when it is opened."""
+"""Texts whose vectors are stored with a dense index, and made again when it is opened."""
 
 _NEAR = 0.05
 """How far a probe's vector may move, of its length. Half precision and other devices move it by
@@ -438,7 +438,7 @@ def ingest(
     root: Path | None = None,
     progress: Progress | None = None,
 ) -> Index:
-    """Read documents, split them, and keep an index of them in a folder.
+    """Read documents, split them, and store an index of them in a folder.
 
     Called again, it embeds only passages whose text or title is new; those that are gone from the
     files go from the index.
@@ -446,7 +446,7 @@ def ingest(
     Args:
         paths: see `load_documents`.
         folder: of the index; made where it is missing.
-        model: embeds passages, see `DenseRetriever`; None for BM25 alone.
+        model: embeds passages, see `DenseRetriever`; None for BM25 only.
         words: see `split_document`.
         tokens: see `split_document`.
         root: see `load_documents`.
@@ -473,7 +473,7 @@ def ingest(
 
 
 def open_index(folder: str | Path, model: Model | None = None) -> Index:
-    """Open what `ingest` keeps in a folder, with the model it was given; None for BM25 alone.
+    """Open what `ingest` stored in a folder, with the model it was given; None for BM25 only.
 
     Raises:
         RetrievalError: there is no such index, or it holds another model's vectors.

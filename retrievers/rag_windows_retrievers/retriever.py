@@ -189,11 +189,11 @@ class Reranker:
         self._model = sentence_model("CrossEncoder", model, revision, device)
         self._lock = threading.Lock()
         if self._model.num_labels != 1:
-            told = (
+            message = (
                 f"This cross-encoder has {self._model.num_labels} outputs. Choose one for "
                 "ranking, which has a single output."
             )
-            raise InputError(told)
+            raise InputError(message)
 
     def retrieve(self, query: str, k: int = DEFAULT_K) -> list[ScoredPassage]:
         """Ask the retriever and order what it found; see `Retriever.retrieve`."""
@@ -276,8 +276,8 @@ def last_turns(turns: int | None = 3, *, weight: int = 3) -> Condense:
     def condense(messages: Messages) -> str:
         questions = [one["content"].strip() for one in messages if one["role"] == "user"]
         asked = [BLANK_LINE.sub("\n", question) for question in questions]
-        kept = asked if turns is None else asked[-1 - turns :]
-        return "\n\n".join(["\n".join(kept), *asked[-1:] * (weight if len(kept) > 1 else 0)])
+        recent = asked if turns is None else asked[-1 - turns :]
+        return "\n\n".join(["\n".join(recent), *asked[-1:] * (weight if len(recent) > 1 else 0)])
 
     return condense
 
@@ -296,9 +296,9 @@ def rewritten_by(ask: Callable[[str], str]) -> Condense:
     )
 
     def condense(messages: Messages) -> str:
-        told = "\n".join(f"{one['role'].capitalize()}: {one['content']}" for one in messages)
+        said = "\n".join(f"{one['role'].capitalize()}: {one['content']}" for one in messages)
         # Models like to go on: the question is the first line that says something.
-        lines = ask(f"{instruction}\n\n{told}").strip().splitlines()
+        lines = ask(f"{instruction}\n\n{said}").strip().splitlines()
         return lines[0].strip() if lines else last_turns()(messages)
 
     return condense

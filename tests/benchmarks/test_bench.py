@@ -20,8 +20,8 @@ from tests.rag_windows import small
 
 
 def test_texts_come_to_the_tokens_that_are_asked_for() -> None:
-    lm = running.wrapped(results.Plan(shape="tiny", dtype="float32"))
-    asked = workload.Texts(lm, 64, 8).workload()
+    lm = running.wrapped(results.BenchPlan(shape="tiny", dtype="float32"))
+    asked = workload.BenchTexts(lm, 64, 8).workload()
     assert [len(ids) for ids in asked.windows] == [8] * 8
     assert len(asked.parts.prefix_ids) == len(asked.parts.query_ids) == 32
     assert len(asked.prompt) == 64 + 32 + 32
@@ -30,13 +30,13 @@ def test_texts_come_to_the_tokens_that_are_asked_for() -> None:
     )
     assert (answer.usage.windows, answer.usage.prompt_tokens) == (8, 128)
     # Words of a tokenizer that takes a token a byte come as close as they can.
-    bytewise = workload.Texts(small.lm(), 60, 20).workload()
+    bytewise = workload.BenchTexts(small.lm(), 60, 20).workload()
     assert {len(ids) for ids in bytewise.windows} <= {19, 20}
 
 
 def test_questions_share_half_of_their_windows() -> None:
-    lm = running.wrapped(results.Plan(shape="tiny", dtype="float32"))
-    texts = workload.Texts(lm, 64, 8)
+    lm = running.wrapped(results.BenchPlan(shape="tiny", dtype="float32"))
+    texts = workload.BenchTexts(lm, 64, 8)
     asked = texts.sharing(4)
     for one in asked:
         for other in asked:
@@ -50,13 +50,13 @@ def test_questions_share_half_of_their_windows() -> None:
     ("shape", "size"), [("llama-0.25b", 0.25e9), ("qwen-0.5b", 0.5e9), ("llama-3.1-8b", 8e9)]
 )
 def test_the_shapes_have_the_sizes_of_their_names(shape: Any, size: float) -> None:
-    model, tokenizer = workload.build(results.Plan(shape=shape, device="meta"))
+    model, tokenizer = workload.build(results.BenchPlan(shape=shape, device="meta"))
     assert len(tokenizer) == model.config.vocab_size
     assert sum(p.numel() for p in model.parameters()) == pytest.approx(size, rel=0.08)
 
 
 def test_the_roofline_is_what_a_step_reads() -> None:
-    model, _ = workload.build(results.Plan(shape="tiny", dtype="float32"))
+    model, _ = workload.build(results.BenchPlan(shape="tiny", dtype="float32"))
     assert workload.token_bytes(model) == 2 * 2 * 2 * 32 * 4
     whole, token = workload.weight_bytes(model), workload.token_bytes(model)
     # One row of the embedding table is read.
@@ -68,9 +68,9 @@ def test_an_accelerator_has_room_for_all_windows_that_are_timed(
 ) -> None:
     # The CPU stands for it.
     monkeypatch.setattr(PassageCache, "accelerator_may_be_cpu", True)
-    plan = results.Plan("tiny", context=256, window=16, questions=5, device="cuda")
+    plan = results.BenchPlan("tiny", context=256, window=16, questions=5, device="cuda")
     lm = running.wrapped(replace(plan, device="cpu"))
-    asked = workload.Texts(lm, plan.context, plan.window).sharing(5)
+    asked = workload.BenchTexts(lm, plan.context, plan.window).sharing(5)
     with answers.warm_cache(plan, lm) as cache:
         for one in asked:
             lm.with_cache(cache).encode_ids(one.parts.prefix_ids, one.windows)
@@ -82,7 +82,7 @@ def test_an_accelerator_has_room_for_all_windows_that_are_timed(
 
 
 def test_a_cache_that_did_not_keep_all_windows_spoils_the_run() -> None:
-    lm = running.wrapped(results.Plan("tiny", dtype="float32"))
+    lm = running.wrapped(results.BenchPlan("tiny", dtype="float32"))
     with (
         pytest.raises(InputError, match=r"tier 'memory' could not hold .* 9,000 bytes"),
         answers.new_cache(memory=9000) as cache,
@@ -96,7 +96,7 @@ def test_a_process_that_fails_leaves_no_peak(monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr(running, "ProcessPoolExecutor", killed)
     sizes: dict[str, Any] = {"context": 64, "window": 32, "new_tokens": 2, "rounds": 1}
-    plan = results.Plan("tiny", dtype="float32", way=[results.COLD], **sizes)
+    plan = results.BenchPlan("tiny", dtype="float32", way=[results.COLD], **sizes)
     told: list[str] = []
     (row,) = running.run(plan, "rag-windows bench", told.append).rows
     assert row.peak_bytes is None
@@ -127,7 +127,7 @@ def test_llama_cpp_gets_the_weights_that_are_timed(
     pytest.importorskip("gguf")
     more: dict[str, Any] = {"tie_word_embeddings": True} if family == "qwen2" else {}
     monkeypatch.setitem(workload.SHAPES, "tiny", (family, (64, 48, 96, 2, 6, 2), more))
-    model, _ = workload.build(results.Plan(shape="tiny", dtype=dtype))  # type: ignore[arg-type]  # one of its names
+    model, _ = workload.build(results.BenchPlan(shape="tiny", dtype=dtype))  # type: ignore[arg-type]  # one of its names
     if family == "qwen2":
         for layer in model.model.layers:  # made as zeros
             torch.nn.init.normal_(layer.self_attn.q_proj.bias)
@@ -154,7 +154,7 @@ def test_llama_cpp_turns_scaled_positions_alike(
     }
     shape = ("llama", (64, 64, 96, 1, 2, 2), {"rope_parameters": scaled})
     monkeypatch.setitem(workload.SHAPES, "tiny", shape)
-    model, _ = workload.build(results.Plan(shape="tiny"))
+    model, _ = workload.build(results.BenchPlan(shape="tiny"))
     llama_cpp.write_gguf(model, tmp_path / "model.gguf")
     reader = gguf.GGUFReader(tmp_path / "model.gguf")
     (divisors,) = (one.data for one in reader.tensors if one.name == "rope_freqs.weight")

@@ -18,7 +18,7 @@ import torch
 from benchmarks import gpu, gpu_report, gpu_stages, report
 from rag_windows.attention import backends
 from rag_windows_eval.benchmark import run as running
-from rag_windows_eval.benchmark.result import MEMORY, WAYS
+from rag_windows_eval.benchmark.result import MEMORY, VARIANTS
 
 HERE = {"commit": "c0ffee", "sources": "5eed", "stand_in": True}
 BEGIN, END = f"<!-- bench: {gpu_report.BLOCK} -->", "<!-- /bench -->"
@@ -209,7 +209,7 @@ def test_the_stages_time_the_default_path_and_say_what_is_bounded(records: dict[
     for name in ("speed-8k", "speed-32k", "speed-128k"):
         runs = records[name]["results"].values()
         rows = {row["name"]: row for run in runs for row in run["rows"]}
-        assert set(rows) == set(WAYS)
+        assert set(rows) == set(VARIANTS)
         assert rows[MEMORY]["citations_cost"]
     assert "one round of 16 tokens" in records["speed-128k"]["bounded"][0]
     (run,) = records["concurrency"]["results"].values()

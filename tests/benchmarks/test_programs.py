@@ -14,7 +14,7 @@ import pytest
 from pydantic import TypeAdapter
 
 from benchmarks import cache, look_alikes, recall, report, serve
-from rag_windows_eval.benchmark.result import Plan, Result
+from rag_windows_eval.benchmark.result import BenchPlan, Result
 from rag_windows_eval.benchmark.run import run
 from rag_windows_eval.inscit import InscitTask
 from rag_windows_eval.passages import PassagesTask
@@ -118,7 +118,7 @@ def test_tables_of_runs_are_written_where_documents_name_them(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     options: dict[str, Any] = {"context": 64, "window": 32, "new_tokens": 2, "rounds": 1}
-    plan = Plan("tiny", dtype="float32", memory=False, questions=2, **options)
+    plan = BenchPlan("tiny", dtype="float32", memory=False, questions=2, **options)
     measured = run(plan, "rag-windows bench --shape tiny")
     other = "<!-- bench: b -->\nb\n<!-- /bench -->\n"
     text = f"before\n<!-- bench: a -->\nstale\n<!-- /bench -->\n{other}"

@@ -17,8 +17,8 @@ import pytest
 from rag_windows.passage import Passage
 from rag_windows_eval.cli.suite import duration
 from rag_windows_eval.connected import CONNECTED, ConnectedTask
-from rag_windows_eval.run import Arm, Search
-from rag_windows_eval.task import Example, Record, Reference, Task
+from rag_windows_eval.run import Condition, Search
+from rag_windows_eval.task import AnswerRecord, Reference, Task, TaskExample
 from tests.blackbox.conftest import ROOT, Run
 from tests.blackbox.test_evaluation import inscit_data, records
 
@@ -188,7 +188,7 @@ def test_a_suite_that_is_killed_goes_on_where_it_was(tmp_path: Path) -> None:
 
 def asked(task: Task, *answers: str) -> list[list[float]]:
     examples = task.examples[: len(answers)]
-    made = [Record(one.key, "pcw", said) for one, said in zip(examples, answers, strict=True)]
+    made = [AnswerRecord(one.key, "pcw", said) for one, said in zip(examples, answers, strict=True)]
     return [one.values.tolist() for one in task.scores(examples, made)]
 
 
@@ -248,9 +248,9 @@ class Letters:
 def test_an_embedder_ranks_each_questions_own_passages(tmp_path: Path) -> None:
     passages = tuple(Passage(text, id=text) for text in ("aaaa", "bbb", "ccccc", "ab"))
 
-    def example(key: str, question: str, *own: Passage) -> Example:
+    def example(key: str, question: str, *own: Passage) -> TaskExample:
         asked = ({"role": "user", "content": question},)
-        return Example(key, asked, (Reference("a"),), key, passages=own)
+        return TaskExample(key, asked, (Reference("a"),), key, passages=own)
 
     class Plain(Task):
         def scores(self, examples: Any, records: Any) -> Any:
@@ -279,7 +279,7 @@ def test_arms_of_all_methods_are_all() -> None:
     found = [arm.label for arm in compared(SuiteOptions(), [None])]
     assert found[0] == "sequential"
     assert sorted(found) == sorted(row["name"] for row in method_rows())
-    assert all(isinstance(arm, Arm) for arm in compared(SuiteOptions(methods="pcw"), [None]))
+    assert all(isinstance(arm, Condition) for arm in compared(SuiteOptions(methods="pcw"), [None]))
 
 
 def test_files_of_questions_with_passages_are_sets(suite: Eval, files: Path) -> None:

@@ -15,7 +15,7 @@ import pytest
 from rag_windows import APE, Demonstration, Example, Passage, WindowedLM
 from rag_windows_eval.icl import IclTask
 from rag_windows_eval.long import LongTask
-from rag_windows_eval.task import ReadPassage, Record, Reference
+from rag_windows_eval.task import AnswerRecord, ReadPassage, Reference
 from tests.blackbox.conftest import Run
 from tests.blackbox.test_evaluation import one_line, records, scores
 
@@ -238,7 +238,7 @@ def test_an_answer_holds_the_right_one_s_words_in_a_row(answer: str, held: float
         ReadPassage(example.details["needle"], mass=0.3),
         ReadPassage("another", mass=0.2),
     )
-    record = Record(example.key, "ape", answer, passages=passages)
+    record = AnswerRecord(example.key, "ape", answer, passages=passages)
     assert [one.value for one in task.scores([example], [record])] == [held, 100]
 
 

@@ -27,8 +27,8 @@ RECORDS = len(TASK.examples) * len(ARMS)
 TEXTS = {one.text for example in TASK.examples for one in given(example)}
 MOMENTS = 60 if FULL else 3
 
-Found = dict[str, list[task.Record]]
-Evaluate = Callable[[Path], list[task.Record]]
+Found = dict[str, list[task.AnswerRecord]]
+Evaluate = Callable[[Path], list[task.AnswerRecord]]
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +81,7 @@ def found(folder: Path) -> Found:
     names = ("encode_s", "ttft_s", "total_s", "windows_encoded", "windows_reused", "cached_tokens")
     nothing: dict[str, Any] = dict.fromkeys(names, 0)
 
-    def plain(one: task.Record) -> task.Record:
+    def plain(one: task.AnswerRecord) -> task.AnswerRecord:
         passages = tuple(replace(read, mass=round(read.mass or 0, 4)) for read in one.passages)
         masses: dict[str, Any] = {
             name: round(getattr(one, name) or 0, 4) for name in ("prefix_mass", "query_mass")

@@ -66,9 +66,9 @@ def asked(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
             super().__init__(items)
             self.given = items
 
-    def recorded(items: Items, query: Tensor, *, apart: bool = False) -> Answered:
+    def recorded(items: Items, query: Tensor, *, per_part: bool = False) -> Answered:
         served.extend(one for item in items.given for one in readings(item))
-        return attend(items, query, apart=apart)
+        return attend(items, query, per_part=per_part)
 
     attend = kernel.call
     with nullcontext() if kernel is native else stand_in.serving():

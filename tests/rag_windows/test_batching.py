@@ -30,9 +30,9 @@ from rag_windows.batching.budget import Budget
 from rag_windows.batching.loop import BatchLoop
 from rag_windows.batching.questions import Batch, Question, checked
 from rag_windows.batching.rows import Row
-from rag_windows.batching.scheduler import APART, Scheduler
+from rag_windows.batching.scheduler import MAX_EXCLUSIVE, Scheduler
 from rag_windows.kv import Window
-from rag_windows.prefill import Encoder
+from rag_windows.prefill import ModelEncoder
 from rag_windows.results import Generation
 from tests.parity import tolerances, zoo
 from tests.parity.engine import Recorder
@@ -208,7 +208,7 @@ def test_arguments_are_checked_before_any_work(monkeypatch: pytest.MonkeyPatch) 
     for name, value in (("attention_mask", torch.ones(1, 1)), ("output_attentions", True)):
         with pytest.raises(GenerationError, match=name):
             lm.generate_batch([{**ASK, name: value}])
-    monkeypatch.setattr(Encoder, "run", never)
+    monkeypatch.setattr(ModelEncoder, "run", never)
     with pytest.raises(LimitError):
         lm.generate_batch([ASK, {**ASK, "max_new_tokens": 10**6}])
     with pytest.raises(InputError, match="query"):
@@ -391,12 +391,12 @@ def test_a_lone_question_that_fails_leaves_nothing_behind() -> None:
 def test_questions_of_a_kind_that_stands_alone_wait_in_line() -> None:
     lm = small.wrapped()
     scheduler = lm.shared_scheduler()
-    gates = [Gate() for _ in range(APART + 1)]
+    gates = [Gate() for _ in range(MAX_EXCLUSIVE + 1)]
     alone = {**ASK, "fallback": "sequential"}
     asked = [scheduler.submit({**alone, "logits_processor": [gate]}) for gate in gates]
-    for gate in gates[:APART]:
+    for gate in gates[:MAX_EXCLUSIVE]:
         assert gate.reached.wait(WAIT)
-    assert not gates[APART].reached.wait(0.1), "one more than are answered at a time"
+    assert not gates[MAX_EXCLUSIVE].reached.wait(0.1), "one more than are answered at a time"
     last = scheduler.submit(alone)
     assert last.cancel(), "one that waits can be cancelled at once"
     for gate in gates:

@@ -22,7 +22,7 @@ from rag_windows import BatchRequest, InputError, LimitError, PassageCache, Wind
 from rag_windows.batching.budget import Budget, Sizes
 from rag_windows.batching.questions import Batch, Question, checked
 from rag_windows.engine import Engine
-from rag_windows.prefill import Encoder
+from rag_windows.prefill import ModelEncoder
 from tests.parity import zoo
 from tests.rag_windows import small
 from tests.rag_windows.test_batching import (
@@ -142,7 +142,7 @@ def test_a_question_that_can_t_fit_is_refused_before_any_work(
     def never(*_: Any, **__: Any) -> None:
         raise AssertionError("something was encoded")
 
-    monkeypatch.setattr(Encoder, "run", never)
+    monkeypatch.setattr(ModelEncoder, "run", never)
     scheduler = lm.scheduler(max_bytes=needed - 1)
     for call in (
         lambda: lm.generate_batch([{**ASK, "passages": ()}, asked], max_bytes=needed - 1),
@@ -270,7 +270,7 @@ def test_nobody_overtakes_a_large_question() -> None:
     with lm.scheduler(max_bytes=needed) as scheduler:
         running = ask("running", **long)
         large = ask("large", passages=LONG)
-        while large not in scheduler._short:
+        while large not in scheduler._waiting_for_memory:
             assert not running.done()
         lines = [ask(f"small {n}", **kind) for n, kind in enumerate(({}, {"num_beams": 2}))]
         gone = ask("gone", passages=LONG)
@@ -312,7 +312,7 @@ def test_who_waits_for_memory_can_be_cancelled_at_once() -> None:
     gate.open.set()
     assert others[2].result(WAIT).text == running.result(WAIT).text
     scheduler.close()
-    assert not scheduler._asked | scheduler._short
+    assert not scheduler._asked | scheduler._waiting_for_memory
     assert not scheduler._budget.taken
 
 
@@ -413,7 +413,7 @@ def test_whoever_comes_nobody_takes_what_is_not_there(
             assert not wait(futures, WAIT).not_done, "somebody waits for ever"
     assert [one.result().text for one in futures] == [*futures.values()]
     assert max(takes, default=0) <= limit
-    assert joined == [one for one in futures if not one.alone]
+    assert joined == [one for one in futures if not one.exclusive]
     assert not scheduler._budget.taken
 
 

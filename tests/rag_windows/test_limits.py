@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from rag_windows import LimitError, Passage, WindowedLM
-from rag_windows.prefill import Encoder
+from rag_windows.prefill import ModelEncoder
 from tests.rag_windows import small
 
 LONG = "A sentence of some words. " * 30
@@ -16,7 +16,7 @@ def no_work(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*args: object, **kwargs: object) -> None:
         raise AssertionError("work was done before the limit was checked")
 
-    monkeypatch.setattr(Encoder, "run", fail)
+    monkeypatch.setattr(ModelEncoder, "run", fail)
 
 
 def test_a_long_passage_becomes_windows_that_cover_it() -> None:

@@ -4,7 +4,7 @@ import pytest
 
 from rag_windows import InputError, LimitError
 from rag_windows.icl import scoring
-from rag_windows.prefill import Encoder
+from rag_windows.prefill import ModelEncoder
 from tests.parity import engine, zoo
 from tests.rag_windows import small
 
@@ -74,7 +74,7 @@ def test_conversations_may_bring_prefixes_of_their_own() -> None:
 
 def test_the_longest_query_is_checked_before_any_work(monkeypatch: pytest.MonkeyPatch) -> None:
     lm = small.lm()
-    monkeypatch.setattr(Encoder, "prefill", lambda *_: pytest.fail("something was encoded"))
+    monkeypatch.setattr(ModelEncoder, "prefill", lambda *_: pytest.fail("something was encoded"))
     with pytest.raises(LimitError, match="Passage 1 needs a window of 502 tokens"):
         lm.score_batch(["a", "b" * 600, "c"], ["d", "e" * 500], CHOICES)
 

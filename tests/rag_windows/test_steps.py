@@ -25,7 +25,7 @@ from rag_windows import (
     StructuredPrompting,
     WindowedLM,
 )
-from rag_windows.prefill import Encoder
+from rag_windows.prefill import ModelEncoder
 from rag_windows.results import Generation
 from tests.parity import zoo
 from tests.parity.engine import Recorder
@@ -60,7 +60,7 @@ def no_work(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*args: object, **kwargs: object) -> None:
         raise InterruptedError("work was done")
 
-    monkeypatch.setattr(Encoder, "run", fail)
+    monkeypatch.setattr(ModelEncoder, "run", fail)
 
 
 def test_a_cached_window_is_found_at_its_position_only() -> None:

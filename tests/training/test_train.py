@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from rag_windows import WindowedLM
-from training.tokens import space_twins, train_tokenizer
+from training.tokens import spaced_pairs, train_tokenizer
 from training.train import Settings, Trainer, export, frozen_parameters, new_reader, train
 
 TOKENIZER = train_tokenizer()
@@ -22,7 +22,7 @@ def test_the_same_seed_gives_the_same_reader_with_frozen_heads_and_near_twins() 
     frozen = {id(p) for p in frozen_parameters(first)}
     assert all(p.requires_grad == (id(p) not in frozen) for p in first.parameters())
     table = first.model.embed_tokens.weight.detach()
-    twins = torch.tensor(space_twins(TOKENIZER)[:500])
+    twins = torch.tensor(spaced_pairs(TOKENIZER)[:500])
     difference = table[twins[:, 1]] - table[twins[:, 0]]
     near = (difference - difference.mean(0)).norm(dim=1).mean()
     far = (table[twins[:, 0]] - table[twins[:, 0].roll(1)]).norm(dim=1).mean()

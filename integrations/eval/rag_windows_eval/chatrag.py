@@ -29,12 +29,12 @@ from rag_windows.errors import DataError
 from rag_windows.passage import Passage
 from rag_windows_eval.files import Name, read, shown, write_whole
 from rag_windows_eval.task import (
+    AnswerRecord,
     Array,
-    Example,
-    Record,
+    MetricScore,
     Reference,
-    Score,
     Task,
+    TaskExample,
     digest_of,
     ratio,
 )
@@ -178,7 +178,7 @@ class ChatRagTask(Task):
             key, refused = f"{dataset}/{number}", row.answers[0] == SORRY
             conversation = [one.model_dump() for one in row.messages]
             examples.append(
-                Example(
+                TaskExample(
                     key=key,
                     messages=worded(conversation, dataset, style),
                     references=tuple(Reference(str(one)) for one in row.answers),
@@ -194,20 +194,22 @@ class ChatRagTask(Task):
         prefix = INSTRUCTION if style == "chatrag" else None
         return cls(name=f"chatrag/{dataset}", examples=examples, settings=settings, prefix=prefix)
 
-    def scores(self, examples: Sequence[Example], records: Sequence[Record]) -> list[Score]:
+    def scores(
+        self, examples: Sequence[TaskExample], records: Sequence[AnswerRecord]
+    ) -> list[MetricScore]:
         """See `chatrag_scores`."""
         return chatrag_scores(self.settings["dataset"], examples, [one.answer for one in records])
 
 
 def chatrag_scores(
     dataset: str,
-    examples: Sequence[Example],
+    examples: Sequence[TaskExample],
     answers: Sequence[str],
     answerable: Collection[str] | None = None,
-) -> list[Score]:
+) -> list[MetricScore]:
     """Score answers as ChatRAG-Bench's own script scores this dataset, one an example.
 
-    - ConvFinQA has "accuracy" alone: `holds_result`.
+    - ConvFinQA has only "accuracy": `holds_result`.
     - All others have "f1". INSCIT's additional answer `SORRY` is no reference.
     - QuAC and DoQA: `settled` answers are scored. "unanswerable_accuracy" is the share of questions
       whose first reference is `SORRY` that are answered so, "answerable_accuracy" the share of the
@@ -217,7 +219,7 @@ def chatrag_scores(
     said = [one_line(answer) for answer in answers]
     if dataset == "convfinqa":
         held = [100.0 * holds_result(*pair) for pair in zip(examples, said, strict=True)]
-        return [Score.mean("accuracy", held)]
+        return [MetricScore.mean("accuracy", held)]
     if dataset in REFUSING:
         said = [settled(answer) for answer in said]
     f1, answered, counted, refused = [], [], [], []
@@ -229,14 +231,14 @@ def chatrag_scores(
         refused.append(sorry if without else None)
         answered.append(100.0 - sorry if counts else None)
         counted.append(f1[-1] if counts else None)
-    scores = [Score.mean("f1", f1)]
+    scores = [MetricScore.mean("f1", f1)]
     if dataset in REFUSING:
-        right = Score.mean("answerable_accuracy", answered)
-        sad = Score.mean("unanswerable_accuracy", refused)
+        right = MetricScore.mean("answerable_accuracy", answered)
+        sad = MetricScore.mean("unanswerable_accuracy", refused)
         # Both shares count the same, however many questions each has: it is no mean over these.
         both = np.concatenate([sad.rows, right.rows], axis=1)
-        mean = Score("mean_accuracy", both, _mean_of_ratios)
-        scores += [Score.mean("answerable_f1", counted), sad, right, mean]
+        mean = MetricScore("mean_accuracy", both, _mean_of_ratios)
+        scores += [MetricScore.mean("answerable_f1", counted), sad, right, mean]
     return scores
 
 
@@ -256,7 +258,7 @@ def one_line(answer: str) -> str:
     return answer.replace("\r\n", " ").replace("\n", " ").replace("\r", " ").strip()
 
 
-def unanswerable(example: Example) -> bool:
+def unanswerable(example: TaskExample) -> bool:
     """Whether the benchmark says that the passages hold no answer."""
     return example.references[0].text == SORRY
 
@@ -273,7 +275,7 @@ def refuses(answer: str) -> bool:
     return "sorry" in lowered and "cannot find the answer" in lowered
 
 
-def holds_result(example: Example, answer: str) -> bool:
+def holds_result(example: TaskExample, answer: str) -> bool:
     """Whether an answer is right for ConvFinQA.
 
     Readers answer at length, so it is enough that the answer contains the result, perhaps written
@@ -288,7 +290,7 @@ def holds_result(example: Example, answer: str) -> bool:
 
 
 def _written(result: float | str, percent: bool, decrease: bool) -> Iterator[str]:
-    """Other ways to write a result that is a number: rounded, in percent, without ".0" or minus."""
+    """Other forms of a result that is a number: rounded, in percent, without ".0" or minus."""
     try:
         number = float(result)
     except (ValueError, OverflowError):

@@ -19,7 +19,7 @@ from rag_windows.errors import InputError
 from rag_windows.passage import Passage, with_neighbours
 from rag_windows.samples import samples_path
 from rag_windows_eval.files import read, shown
-from rag_windows_eval.task import Example, Record, Reference, Score, Task
+from rag_windows_eval.task import AnswerRecord, MetricScore, Reference, Task, TaskExample
 
 FILE = "connected.jsonl.xz"
 
@@ -27,9 +27,9 @@ PREFIX = "Answer the question from the passages, in as few words as possible."
 _LATER = " Where two passages contradict each other, the later one is right."
 
 CONNECTED: Mapping[str, str] = {
-    # A document in parts, of which the first alone names whom it is about.
+    # A document in parts, of which only the first names its subject.
     "split-documents": PREFIX,
-    # A passage says what it calls somebody for short; the next one of that name uses it alone.
+    # A passage introduces an alias of somebody; the next one about them uses only the alias.
     "aliases": PREFIX,
     # A passage tells of "the founder", whom the one before it names; so does the question.
     "joined": PREFIX,
@@ -38,7 +38,7 @@ CONNECTED: Mapping[str, str] = {
     # Sixteen passages whose names share words, and which state the same relations.
     "many-alike": PREFIX,
 }
-"""The tasks, and what is read before their passages."""
+"""The tasks, and the instruction before their passages."""
 
 
 class _Row(BaseModel):
@@ -71,12 +71,12 @@ class ConnectedTask(Task):
             raise InputError(
                 f"{shown(task)} is not one of the tasks {', '.join(CONNECTED)}. Choose one of them."
             )
-        source, examples = read(samples_path() / FILE), list[Example]()
+        source, examples = read(samples_path() / FILE), list[TaskExample]()
         for _, row in source.records(_Row):
             if row.task == task:
                 key = f"{task}/{len(examples) + 1}"
                 examples.append(
-                    Example(
+                    TaskExample(
                         key=key,
                         messages=({"role": "user", "content": row.question},),
                         references=(Reference(row.answer),),
@@ -90,7 +90,9 @@ class ConnectedTask(Task):
             name=name, examples=examples, settings=settings, prefix=prefix, max_new_tokens=32
         )
 
-    def scores(self, examples: Sequence[Example], records: Sequence[Record]) -> list[Score]:
+    def scores(
+        self, examples: Sequence[TaskExample], records: Sequence[AnswerRecord]
+    ) -> list[MetricScore]:
         """Whether answers are right.
 
         "contained" is whether the answer holds the right one's words in a row: chat models answer
@@ -103,4 +105,4 @@ class ConnectedTask(Task):
         ]
         held = [100.0 * contains(*pair) for pair in pairs]
         same = [100.0 * (chatrag_words(said) == chatrag_words(right)) for said, right in pairs]
-        return [Score.mean("contained", held), Score.mean("exact", same)]
+        return [MetricScore.mean("contained", held), MetricScore.mean("exact", same)]

@@ -1,4 +1,4 @@
-"""Files that are read strictly and written whole, and what their figures are measured on.
+"""Strict reading and atomic writing of files, and the versions and machine of a measurement.
 
 Errors name the file and the place in it.
 """
@@ -43,7 +43,7 @@ _adapter: Callable[[Any], TypeAdapter[Any]] = functools.cache(TypeAdapter)
 
 
 def validated(kind: type[T], text: str, place: str) -> T:
-    """A JSON text as a type that pydantic knows; a `DataError` names the first field in the way.
+    """Parse JSON as a type that pydantic knows; a `DataError` names the first wrong field.
 
     ``place`` is where the text stands, such as "dev.json, line 3".
     """
@@ -64,8 +64,8 @@ def validated(kind: type[T], text: str, place: str) -> T:
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
-    """A file that was read whole, and what a manifest keeps of it: its name and its digest."""
+class SourceFile:
+    """A file that was read whole, and its name and digest for a manifest."""
 
     path: str | Path
     stamp: dict[str, str]
@@ -92,7 +92,7 @@ class Source:
                 yield f"{self.path}, record {number}", value
 
 
-def read(path: str | Path) -> Source:
+def read(path: str | Path) -> SourceFile:
     """Read a UTF-8 file of any size, which gzip or xz may have compressed."""
     try:
         data = Path(path).read_bytes()
@@ -101,7 +101,7 @@ def read(path: str | Path) -> Source:
             data = gzip.decompress(data)
         elif data.startswith(b"\xfd7zXZ\x00"):
             data = lzma.decompress(data)
-        return Source(path, stamp, data.decode("utf-8-sig"))
+        return SourceFile(path, stamp, data.decode("utf-8-sig"))
     except (OSError, ValueError, EOFError, zlib.error, lzma.LZMAError) as error:
         raise DataError(
             f"{path} can't be read ({_reason(error)}). Check the path and its permissions."
@@ -109,7 +109,7 @@ def read(path: str | Path) -> Source:
 
 
 def write_whole(path: str | Path, text: str) -> None:
-    """Write a text as UTF-8, and its folder; a reader finds the old file or the new one whole."""
+    """Write UTF-8 text, and its folder, atomically: readers find the old file or the new one."""
     target = Path(path)
     beside = target.with_name(f".{target.name}.{secrets.token_hex(8)}")
     try:
@@ -128,7 +128,7 @@ def write_whole(path: str | Path, text: str) -> None:
 
 
 def _write_safely(stream: Any, data: bytes) -> None:
-    """Write, and wait until it is on the medium."""
+    """Write, and wait until the data is on disk."""
     stream.write(data)
     stream.flush()
     os.fsync(stream.fileno())
@@ -158,7 +158,7 @@ def cut_torn(path: Path) -> None:
 
 
 def add_lines(path: Path, values: Sequence[Mapping[str, Any]]) -> None:
-    """Add a JSON object a line, and wait until they are on the medium."""
+    """Add one line for each JSON object, and wait until they are on disk."""
     if not values:
         return
     try:
@@ -186,6 +186,6 @@ def machine() -> str:
 
 
 def surroundings() -> dict[str, str]:
-    """Versions and machine: what may change figures without anybody having asked for it."""
+    """Versions and machine, which may change figures though no setting changed."""
     versions = {name: metadata.version(name) for name in ("torch", "transformers")}
     return {"rag-windows": __version__, **versions, "machine": machine()}

@@ -17,22 +17,22 @@ from rag_windows import Demonstration, WindowedLM
 from rag_windows.errors import DataError, InputError, LimitError
 from rag_windows.icl import Classification, Template
 from rag_windows_eval.files import Name, read, shown
-from rag_windows_eval.run import Answered, Arm, Asked, as_far_as_fits
+from rag_windows_eval.run import Answered, Asked, Condition, as_far_as_fits
 from rag_windows_eval.task import (
-    Example,
+    AnswerRecord,
+    MetricScore,
     ReadPassage,
-    Record,
     Reference,
-    Score,
     Task,
+    TaskExample,
     digest_of,
 )
 
 BATCH = 32
-"""So many texts are answered in one encoding."""
+"""Number of texts that are answered with one encoding."""
 
 USUAL = 8
-"""So many windows are filled where nobody says how many, if each gets so many demonstrations."""
+"""Default number of windows at most, and of demonstrations that each of them gets at least."""
 
 
 class Text(BaseModel):
@@ -46,12 +46,12 @@ class Text(BaseModel):
 
 def from_files(
     test: Path, demonstrations: Path | None, labels: Sequence[str] | None
-) -> tuple[list[Demonstration], list[Example], list[str], dict[str, Any]]:
-    """What may be shown, what is asked, the labels, and what a manifest keeps of the files.
+) -> tuple[list[Demonstration], list[TaskExample], list[str], dict[str, Any]]:
+    """Demonstrations, examples, labels, and the names and digests of the files for a manifest.
 
-    One file, whose lines name their split, or two. Labels are by default those that are shown.
+    One file, whose lines name their split, or two. By default, labels are the demonstrations'.
     """
-    train, asked, stamp = list[Demonstration](), list[Example](), {}
+    train, asked, stamp = list[Demonstration](), list[TaskExample](), {}
     for part, path in (("demonstrations", demonstrations), ("test", test)):
         if path is None:
             continue
@@ -64,7 +64,9 @@ def from_files(
             taken.add(key)
             if (line.split or part) == "test":
                 messages = ({"role": "user", "content": line.text},)
-                asked.append(Example(key, messages, (Reference(line.label),), key, (line.label,)))
+                asked.append(
+                    TaskExample(key, messages, (Reference(line.label),), key, (line.label,))
+                )
             else:
                 train.append(Demonstration(line.text, line.label))
     if not asked:
@@ -72,9 +74,9 @@ def from_files(
             f'{test}: no line has "split": "test", so there is nothing to ask. Mark the '
             "lines to ask with it."
         )
-    told, right = [one.label for one in train], [one.references[0].text for one in asked]
-    known = list(labels or dict.fromkeys(told or right))
-    strange = {*told, *right} - set(known)
+    given, right = [one.label for one in train], [one.references[0].text for one in asked]
+    known = list(labels or dict.fromkeys(given or right))
+    strange = {*given, *right} - set(known)
     if len(known) < 2 or strange:
         raise DataError(
             f"{test}: {shown(sorted(strange) or known[0])} stands beside the labels {known}; there "
@@ -87,9 +89,9 @@ def from_files(
 class IclTask(Task):
     """Texts to label, behind demonstrations in windows.
 
-    An arm's `top_k` is its number of demonstrations; 0 shows none, which is the blind baseline of
-    the model itself. Those of a deeper arm begin with those of a shallower one. Examples bring no
-    passages: the task knows the demonstrations.
+    A condition's `top_k` is its number of demonstrations; 0 shows none, which is the blind baseline
+    of the model itself. More demonstrations begin with the fewer ones of another condition.
+    Examples bring no passages: the task has the demonstrations.
     """
 
     demonstrations: Sequence[Demonstration]
@@ -110,10 +112,10 @@ class IclTask(Task):
         texts: int | None = None,
         **earlier: object,
     ) -> Self:
-        """A task of a file; the arguments are the command's options.
+        """Open a file of a task; the arguments are the command's options.
 
         ``texts`` is its --limit: so many are asked, drawn with the seed. ``earlier`` are options
-        that older runs noted; where they changed what was asked, the settings are others, too.
+        of older runs; where they changed what was asked, the settings differ, too.
         """
         demos = Path(demonstrations) if demonstrations else None
         train, asked, known, stamp = from_files(Path(task), demos, labels)
@@ -151,14 +153,16 @@ class IclTask(Task):
             template=form,
         )
 
-    def scores(self, examples: Sequence[Example], records: Sequence[Record]) -> list[Score]:
+    def scores(
+        self, examples: Sequence[TaskExample], records: Sequence[AnswerRecord]
+    ) -> list[MetricScore]:
         """Whether labels are right."""
         pairs = zip(examples, records, strict=True)
         right = [100.0 * (record.answer == one.references[0].text) for one, record in pairs]
-        return [Score.mean("accuracy", right)]
+        return [MetricScore.mean("accuracy", right)]
 
     def shown(self, count: int | None) -> Sequence[Demonstration]:
-        """So many demonstrations, in order."""
+        """The first ``count`` demonstrations."""
         if count is None or count > len(self.demonstrations):
             raise InputError(
                 f"{count} demonstrations are asked for, and {self.name} has "
@@ -168,11 +172,11 @@ class IclTask(Task):
         return self.demonstrations[:count]
 
     def answer(
-        self, prefix: str | None, lm: WindowedLM, arm: Arm, asked: Sequence[Asked]
+        self, prefix: str | None, lm: WindowedLM, condition: Condition, asked: Sequence[Asked]
     ) -> list[Answered]:
-        """Answer examples by one arm; the passages beside them count for nothing."""
+        """Answer examples by one condition; their passages are ignored."""
         texts = [example.question for example, _ in asked]
-        settings, demonstrations = self.settings, self.shown(arm.top_k)
+        settings, demonstrations = self.settings, self.shown(condition.top_k)
 
         def label(some: Sequence[Demonstration], windows: int | None) -> list[Classification]:
             return lm.classify(
@@ -180,7 +184,7 @@ class IclTask(Task):
                 some,
                 settings["labels"],
                 template=self.template,
-                method=arm.method,
+                method=condition.method,
                 prefix=prefix,
                 calibrate_with=settings["calibrate_with"],
                 windows=windows,
@@ -193,25 +197,25 @@ class IclTask(Task):
             except LimitError:
                 if settings["windows"]:
                     raise
-                # As few as hold them.
+                # As few windows as hold them.
                 return label(some, None)
 
         begun, before = time.perf_counter(), _misses(lm)
-        found, read = as_far_as_fits(arm, demonstrations, ask)
+        found, read = as_far_as_fits(condition, demonstrations, ask)
         seconds = (time.perf_counter() - begun) / len(asked)
         # The prefix counts as one in the cache.
         encoded = min(_misses(lm) - before, found[0].windows)
         named = [self.template.separator.join(map(self.template.show, read))] if read else []
         made: list[Answered] = []
         for (example, _), one in zip(asked, found, strict=True):
-            record = Record(
+            record = AnswerRecord(
                 key=example.key,
-                arm=arm.name,
+                arm=condition.name,
                 answer=one.label,
                 finish_reason="chosen",
                 passages=tuple(ReadPassage(digest_of(text), "demonstrations") for text in named),
                 left_out=len(demonstrations) - len(read),
-                # The first of a batch pays for what the others find.
+                # The first text of a batch counts the encoded windows, the others find them cached.
                 windows_encoded=encoded,
                 windows_reused=one.windows - encoded,
                 ttft_s=seconds,

@@ -31,7 +31,7 @@ from rag_windows_eval.chatrag import (
     worded,
 )
 from rag_windows_eval.files import Name, read, shown, validated, write_whole
-from rag_windows_eval.task import Array, Example, Record, Reference, Score, Task
+from rag_windows_eval.task import AnswerRecord, Array, MetricScore, Reference, Task, TaskExample
 
 TITLES = " - "
 """Between a page's title and those of its sections."""
@@ -75,16 +75,16 @@ class _Turn(BaseModel):
 
     def example(
         self, name: str, number: int, style: Style, passages: dict[str, Passage]
-    ) -> Example:
+    ) -> TaskExample:
         """The turn's example; what it rests on is added to the file's passages."""
         for one in (one for label in self.labels for one in label.evidence):
-            # Section titles may be written in several ways; the first one stays.
+            # Section titles may be spelled differently; the first spelling stays.
             passages.setdefault(one.passage_id, one.made(style))
         references = tuple(label.reference() for label in self.labels)
         named = dict.fromkeys(name for one in references for name in one.evidence)
         roles = cycle(("user", "assistant"))
         conversation = [{"role": next(roles), "content": text} for text in self.context]
-        return Example(
+        return TaskExample(
             key=f"{name}/{number}",
             messages=worded(conversation, "inscit", style),
             references=references,
@@ -119,7 +119,7 @@ class InscitTask(Task):
 
         ``evidence`` is how many passages count as that of an answer.
         """
-        source, examples = read(path), list[Example]()
+        source, examples = read(path), list[TaskExample]()
         passages: dict[str, Passage] = {}
         for name, conversation in source.json(dict[str, _Conversation]).items():
             for number, turn in enumerate(conversation.turns, start=1):
@@ -142,7 +142,9 @@ class InscitTask(Task):
         named = {name for one in self.examples for name in one.evidence}
         return len(named - {one.id for one in self.pool})
 
-    def scores(self, examples: Sequence[Example], records: Sequence[Record]) -> list[Score]:
+    def scores(
+        self, examples: Sequence[TaskExample], records: Sequence[AnswerRecord]
+    ) -> list[MetricScore]:
         """The official figures over these examples."""
         named = [evidence_of(one, self.settings["evidence"]) for one in records]
         return inscit_scores(examples, [one.answer for one in records], named)
@@ -157,7 +159,7 @@ class _Named(BaseModel):
 
 
 def read_corpus(path: str | Path) -> tuple[tuple[Passage, ...], dict[str, str]]:
-    """Passages to search, in the order of the file, and what a manifest keeps of it.
+    """Passages to search, in the order of the file, and its name and digest for a manifest.
 
     A line is a JSON object with "id", "text" and perhaps "title", or has these with tabs between
     them, quoted as in CSV or not; INSCIT's own script writes several headers. " [SEP] " between
@@ -222,7 +224,7 @@ def _english() -> Callable[[str], Iterable[Any]]:
     return tokenizer
 
 
-def bleu_score(answers: Sequence[str], references: Sequence[Sequence[str]]) -> Score:
+def bleu_score(answers: Sequence[str], references: Sequence[Sequence[str]]) -> MetricScore:
     """SacreBLEU (Post, WMT 2018) with its defaults: 13a tokens, 4-grams, exponential smoothing.
 
     Its sums over sentences are right n-grams, n-grams, length, length of the closest reference.
@@ -235,7 +237,7 @@ def bleu_score(answers: Sequence[str], references: Sequence[Sequence[str]]) -> S
     for answer, right in zip(answers, references, strict=True):
         one = metric.corpus_score([answer], [[text] for text in right])
         rows.append((*one.counts, *one.totals, one.sys_len, one.ref_len))
-    return Score("bleu", np.array(rows, dtype=np.float64), bleu)
+    return MetricScore("bleu", np.array(rows, dtype=np.float64), bleu)
 
 
 def bleu(sums: Array) -> Array:
@@ -251,8 +253,8 @@ def bleu(sums: Array) -> Array:
 
 
 def inscit_scores(
-    examples: Sequence[Example], answers: Sequence[str], evidence: Sequence[Collection[str]]
-) -> list[Score]:
+    examples: Sequence[TaskExample], answers: Sequence[str], evidence: Sequence[Collection[str]]
+) -> list[MetricScore]:
     """Score answers and ids of the passages that they rest on, as INSCIT's own script does.
 
     The best of the references counts. Words are those of spaCy's English rules, normalised as in
@@ -272,10 +274,10 @@ def inscit_scores(
         found.append(max(shares, default=0.0))
         overlap.append(chatrag_f1(answer, texts))
     return [
-        Score.mean("response_f1", response),
+        MetricScore.mean("response_f1", response),
         bleu_score(plain, right),
-        Score.mean("evidence_f1", found),
-        Score.mean("chatrag_f1", overlap),
+        MetricScore.mean("evidence_f1", found),
+        MetricScore.mean("chatrag_f1", overlap),
     ]
 
 
@@ -299,7 +301,7 @@ class _Prediction(BaseModel):
     output: _Output
 
 
-def evidence_of(record: Record, count: int = 1) -> tuple[str, ...]:
+def evidence_of(record: AnswerRecord, count: int = 1) -> tuple[str, ...]:
     """Ids of so many passages that got most attention; unmeasured ones follow, best retrieved."""
     # The sort is stable: equal ones stay in the order of the ranking.
     ranked = sorted(record.passages, key=lambda one: 1.0 if one.mass is None else -one.mass)
@@ -307,9 +309,12 @@ def evidence_of(record: Record, count: int = 1) -> tuple[str, ...]:
 
 
 def write_predictions(
-    path: str | Path, examples: Sequence[Example], records: Mapping[str, Record], evidence: int = 1
+    path: str | Path,
+    examples: Sequence[TaskExample],
+    records: Mapping[str, AnswerRecord],
+    evidence: int = 1,
 ) -> None:
-    """Write one arm's answers, by the examples' keys, as INSCIT's script reads them."""
+    """Write one condition's answers, by the examples' keys, as INSCIT's script reads them."""
     rows = [
         {
             "conv_id": example.group,
@@ -327,7 +332,7 @@ def write_predictions(
 
 
 def read_predictions(
-    path: str | Path, examples: Sequence[Example]
+    path: str | Path, examples: Sequence[TaskExample]
 ) -> list[tuple[str, tuple[str, ...]]]:
     """Answers with the ids of their evidence, in the order of the examples; one for each."""
     listed = read(path).json(list[_Prediction])

@@ -15,10 +15,10 @@ from rag_windows import Passage
 from rag_windows.calibration import contains
 from rag_windows.errors import InputError
 from rag_windows.samples import samples_path
-from rag_windows_eval.task import Example, Record, Reference, Score, Task, digest_of
+from rag_windows_eval.task import AnswerRecord, MetricScore, Reference, Task, TaskExample, digest_of
 
 PREFIX = "Answer the question from the passages. Give the number alone, without other words."
-"""For invented needles."""
+"""The instruction for invented needles."""
 
 _STARTS = (
     "Bel Cor Dra Fen Gal Hes Jor Kel Lum Mar Nor Pol Quin Ros Sel Tam Ul Var Wen Yor Zim"
@@ -38,8 +38,8 @@ class Needle:
     passage: Passage
     haystack: tuple[Passage, ...]
 
-    def examples(self, sizes: Sequence[int], depths: Sequence[float]) -> Iterator[Example]:
-        """By number of passages, and by the needle's place among them.
+    def examples(self, sizes: Sequence[int], depths: Sequence[float]) -> Iterator[TaskExample]:
+        """Examples by number of passages, and by the needle's place among them.
 
         Depths go from 0 (first) to 1 (last). Where two mean the same place, as 50% and 75% do among
         two, the nearer one names it; a single passage stands everywhere.
@@ -49,7 +49,7 @@ class Needle:
             # Halves go up, unlike round(), so that steps stay even.
             for index in sorted({int(depth * last + 0.5) for depth in depths}):
                 nearest = min(sorted(depths), key=lambda depth: abs(depth * last - index))
-                yield Example(
+                yield TaskExample(
                     key=f"{self.key}/{size}/{index}",
                     messages=({"role": "user", "content": self.question},),
                     references=(Reference(self.answer),),
@@ -65,7 +65,7 @@ class Needle:
 def _others(
     pool: Sequence[Passage], most: int, seed: str, avoid: Collection[str]
 ) -> tuple[Passage, ...]:
-    """So many passages, or fewer, drawn by a seed: the first n are the same for any number."""
+    """At most ``most`` passages, drawn by a seed; the first n are the same for any number."""
     made: dict[str, Passage] = {}
     for passage in random.Random(seed).sample(pool, len(pool)):
         if passage.text not in avoid:
@@ -82,7 +82,7 @@ def _stamp(pool: Sequence[Passage]) -> dict[str, Any]:
 
 
 def sample_needles(count: int, most: int, seed: int) -> tuple[list[Needle], dict[str, Any]]:
-    """Questions on entries of the sample corpus, among others that never name what they are on."""
+    """Questions on entries of the sample corpus, among passages that don't name their subject."""
     folder, corpus = samples_path(), {}
     for path in sorted((folder / "corpus").glob("*.md")):
         heading, _, text = path.read_text(encoding="utf-8").partition("\n")
@@ -107,7 +107,7 @@ def sample_needles(count: int, most: int, seed: int) -> tuple[list[Needle], dict
 def invented_needles(
     pool: Sequence[Passage], source: str, count: int, most: int, seed: int
 ) -> tuple[list[Needle], dict[str, Any]]:
-    """A sentence of a name and a number that the pool lacks, amid a passage of the pool."""
+    """Needles: passages of the pool, each with a sentence of a new name and number."""
     if not pool:
         raise InputError(f"{source} holds no passages. Name a folder with texts.")
     rng, needles = random.Random(seed), []
@@ -143,7 +143,7 @@ class LongTask(Task):
     A question's haystack of 16 passages begins with its haystack of 8, in the same order, and only
     the needle changes its place: cells are compared in pairs, and windows of one are those of
     another. All cells of a question come one after the other. Methods that give every window the
-    same positions can't tell places apart, by design; the sequential one can.
+    same positions can't distinguish places, by design; the sequential one can.
     """
 
     @classmethod
@@ -196,7 +196,9 @@ class LongTask(Task):
             max_new_tokens=32,
         )
 
-    def scores(self, examples: Sequence[Example], records: Sequence[Record]) -> list[Score]:
+    def scores(
+        self, examples: Sequence[TaskExample], records: Sequence[AnswerRecord]
+    ) -> list[MetricScore]:
         """Whether needles were found.
 
         "contained" is whether the answer holds the right one's words in a row, "needle_most_read",
@@ -208,4 +210,7 @@ class LongTask(Task):
             measured = [(one.mass, one.text) for one in record.passages if one.mass is not None]
             _, text = max(measured, key=lambda pair: pair[0], default=(None, None))
             most_read.append(100.0 * (text == example.details["needle"]) if measured else None)
-        return [Score.mean("contained", held), Score.mean("needle_most_read", most_read)]
+        return [
+            MetricScore.mean("contained", held),
+            MetricScore.mean("needle_most_read", most_read),
+        ]

@@ -30,14 +30,14 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from rag_windows.calibration import bag_f1, chatrag_words, contains
 from rag_windows.errors import DataError
 from rag_windows.passage import Passage
-from rag_windows_eval.files import Name, Source, read, validated
-from rag_windows_eval.task import Example, Record, Reference, Score, Task
+from rag_windows_eval.files import Name, SourceFile, read, validated
+from rag_windows_eval.task import AnswerRecord, MetricScore, Reference, Task, TaskExample
 
 PREFIX = "Answer the question with a short phrase, using the documents."
-"""What stands before the passages, unless the user gives another instruction."""
+"""The instruction before the passages, unless the user gives another one."""
 
 NEW_TOKENS = 32
-"""Of an answer, unless the user gives another number."""
+"""Largest number of tokens of an answer, unless the user gives another one."""
 
 
 _SAYS = (
@@ -49,11 +49,11 @@ _ABSTAINS = re.compile(
     r"|\b(?:unknown|unclear|unable to)\b",
     re.IGNORECASE,
 )
-"""Says that the passages do not tell."""
+"""Matches answers that say that the passages lack the answer."""
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class PassagesQuestion:
     """A question with right answers and its passages, the right ones marked."""
 
     key: str
@@ -62,11 +62,11 @@ class Question:
     passages: tuple[Passage, ...]
     right: tuple[bool, ...]
 
-    def reading(self, size: int | None, seed: int, *, without_right: bool = False) -> Example:
-        """So many of its passages: all right ones, then the first of the others, places shuffled.
+    def reading(self, size: int | None, seed: int, *, without_right: bool = False) -> TaskExample:
+        """An example with ``size`` passages: all right ones, then the first others, shuffled.
 
-        The places depend on the question and the seed alone. None reads all passages. Without the
-        right ones, the others are read that stand beside them else.
+        The order depends only on question, size and seed. A size of None means all passages.
+        Without the right ones, only the others of the same selection are read.
         """
         order = sorted(range(len(self.passages)), key=lambda index: not self.right[index])
         read = order[: max(size, sum(self.right))] if size is not None else order
@@ -75,7 +75,7 @@ class Question:
         random.Random(f"{seed}/{self.key}/{size}").shuffle(read)
         named = [replace(self.passages[at], id=f"{self.key}/{at + 1}") for at in read]
         right = [one.id for one, at in zip(named, read, strict=True) if self.right[at]]
-        return Example(
+        return TaskExample(
             key=self.key if size is None else f"{self.key}/{size}",
             messages=({"role": "user", "content": self.text},),
             references=tuple(map(Reference, self.answers)),
@@ -139,7 +139,9 @@ class PassagesTask(Task):
             max_new_tokens=NEW_TOKENS,
         )
 
-    def scores(self, examples: Sequence[Example], records: Sequence[Record]) -> list[Score]:
+    def scores(
+        self, examples: Sequence[TaskExample], records: Sequence[AnswerRecord]
+    ) -> list[MetricScore]:
         """Whether answers are right, and whether citations are.
 
         "contains" is whether the answer holds the words of a right one in a row, "exact" whether it
@@ -169,7 +171,7 @@ class PassagesTask(Task):
             measured = any(one.mass is not None for one in record.passages)
             found["cites_right"].append(cites if measured else None)
             found["cites_right_if_right"].append(cites if measured and held else None)
-        return [Score.mean(name, values) for name, values in found.items()]
+        return [MetricScore.mean(name, values) for name, values in found.items()]
 
 
 _METRICS = ("contains", "exact", "f1", "not_mentioned", "cites_right", "cites_right_if_right")
@@ -218,7 +220,7 @@ class _Given(BaseModel):
 
     @property
     def passage(self) -> Passage:
-        """Itself."""
+        """The entry as a passage."""
         return Passage(self.text, title=self.title or None, score=self.score)
 
 
@@ -290,7 +292,7 @@ _FORMATS: Mapping[str, type[_Row]] = {
     "context": _Facts,
     "paragraphs": _Paragraphs,
 }
-"""By the field that has the passages."""
+"""Formats by the field that has the passages."""
 
 
 class _Text(BaseModel):
@@ -316,8 +318,8 @@ class _Article(BaseModel):
 class _Squad(BaseModel):
     data: list[_Article]
 
-    def questions(self) -> Iterator[Question]:
-        """Those that have an answer; the paragraphs that follow theirs come first, in a ring."""
+    def questions(self) -> Iterator[PassagesQuestion]:
+        """Questions with an answer; their paragraph and those after it come first, in a ring."""
         for article in self.data:
             texts = [one.context for one in article.paragraphs]
             title = article.title and article.title.replace("_", " ")
@@ -328,10 +330,10 @@ class _Squad(BaseModel):
                     answers = tuple(dict.fromkeys(a.text for a in one.answers if a.text.strip()))
                     if answers:
                         right = (True, *[False] * (len(passages) - 1))
-                        yield Question(one.id, one.question, answers, passages, right)
+                        yield PassagesQuestion(one.id, one.question, answers, passages, right)
 
 
-def questions_of(source: Source) -> Iterator[Question]:
+def questions_of(source: SourceFile) -> Iterator[PassagesQuestion]:
     """The questions of a file, whichever of the formats it has.
 
     Raises:
@@ -356,7 +358,7 @@ def questions_of(source: Source) -> Iterator[Question]:
         key = read_row.id if read_row.id is not None and read_row.id not in keys else str(number)
         keys.add(key)
         passages, right = zip(*marked, strict=True)
-        yield Question(key, read_row.question, read_row.rights, passages, right)
+        yield PassagesQuestion(key, read_row.question, read_row.rights, passages, right)
 
 
 def _is_squad(text: str) -> bool:

@@ -41,7 +41,7 @@ _WORDS = {"f1": "F1", "bleu": "BLEU", "chatrag": "ChatRAG"}
 
 
 def escaped(text: str) -> str:
-    """On one line, with nothing that Markdown or HTML would obey."""
+    """Text on one line, escaped for Markdown and HTML."""
     # An entity is text to every Markdown dialect; a backslash before "<" is not.
     plain = html.escape(harmless(one_line(text)), quote=False)
     return _MARKS.sub(lambda match: "\\" + match[0], " ".join(plain.split()))
@@ -53,18 +53,18 @@ def harmless(text: str) -> str:
 
 
 def name(text: str, longest: int = 120) -> str:
-    """A name of others on one line; an ellipsis says that it goes on."""
+    """A foreign name on one line; a long one ends in an ellipsis."""
     cut = harmless(one_line(text[: 4 * longest]))
     return cut if len(cut) <= longest else cut[: longest - 1] + "…"
 
 
 def metric_name(metric: str) -> str:
-    """Such as "response F1" of "response_f1"."""
+    """A metric's name in words, such as "response F1" for "response_f1"."""
     return name(" ".join(_WORDS.get(word, word) for word in metric.split("_")))
 
 
 def number(value: float | None, digits: int = 1) -> str:
-    """Fixed digits; a dash for what is not there."""
+    """A number with fixed digits; a dash for a missing one."""
     if value is None or not math.isfinite(value):
         return "–"
     # No "-0.0"; and a hyphen would begin a list in Markdown.
@@ -72,7 +72,7 @@ def number(value: float | None, digits: int = 1) -> str:
 
 
 def figure(estimate: Estimate) -> str:
-    """Such as "98.1 (95.2 to 101.3)"."""
+    """A value with its interval, such as "98.1 (95.2 to 101.3)"."""
     inside = f" ({number(estimate.low)} to {number(estimate.high)})" if estimate.bounded else ""
     return number(estimate.value) + inside
 
@@ -83,7 +83,7 @@ def chance(value: float) -> str:
 
 
 def share(value: float | None) -> str:
-    """Percent of a share from 0 to 1."""
+    """A share from 0 to 1 in percent."""
     return "–" if value is None else f"{number(100 * value)}%"
 
 
@@ -124,19 +124,19 @@ _TIMES = {"encoding, s": "encode_s", "first token, s": "ttft_s", "answer, s": "t
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Table:
-    """Strings in rows, of a kind that the templates have a caption for; folded where that helps."""
+class ReportTable:
+    """A table of strings; its kind selects the caption, and the page shows a folded one closed."""
 
     kind: str
     frame: pd.DataFrame
     metric: str = ""
     folded: bool = False
     most: int | None = None
-    """In Markdown, which is not moved sideways: columns beside the first one."""
+    """In Markdown, which does not scroll: the most columns beside the first one."""
 
     @property
     def markdown(self) -> Markup:
-        """Aligned where it is read as plain text, too; names of others are escaped."""
+        """The table in Markdown, aligned as plain text, too; foreign names are escaped."""
         first, *others = self.frame.columns
         most = self.most or len(others)
         pieces = [[first, *others[at : at + most]] for at in range(0, len(others), most)]
@@ -149,51 +149,53 @@ class Table:
         return Markup(made)  # noqa: S704 - escaped above
 
 
-def tables(summary: Summary) -> Iterator[Table]:
+def tables(summary: Summary) -> Iterator[ReportTable]:
     """Every table, in the order of a report."""
-    arms = summary["arms"]
+    conditions = summary["arms"]
     if summary["compared"]:
-        yield Table("quality", _quality(summary))
+        yield ReportTable("quality", _quality(summary))
         for place, metric in enumerate(summary["metrics"]):
-            rows = [_row(arm["name"], arm["results"][place]) for arm in arms]
+            rows = [_row(one["name"], one["results"][place]) for one in conditions]
             frame = pd.DataFrame([row for row in rows if row["base"]])
             if len(frame):
-                yield Table("base", frame.drop(columns="value, %"), metric, folded=place > 0)
+                yield ReportTable("base", frame.drop(columns="value, %"), metric, folded=place > 0)
         for kind, parts in (("kind", "kinds"), ("evidence", "retrieval")):
             found = [
-                {kind: part["label"]} | _row(arm["name"], part["results"][0])
-                for arm in arms
-                for part in arm[parts]
+                {kind: part["label"]} | _row(condition["name"], part["results"][0])
+                for condition in conditions
+                for part in condition[parts]
             ]
             if found:
                 frame = pd.DataFrame(found).sort_values(kind, kind="stable")
                 columns = [kind, "condition", "value, %", "retention, %", "n"]
-                yield Table(kind, frame[columns], summary["metrics"][0], folded=len(frame) > 8)
+                yield ReportTable(
+                    kind, frame[columns], summary["metrics"][0], folded=len(frame) > 8
+                )
     work = [
-        {"condition": arm["name"]}
-        | {head.replace("_", " "): f"{count:,}" for head, count in arm["counters"].items()}
-        | {head: number((arm["times"] or {}).get(field), 3) for head, field in _TIMES.items()}
-        | {f"first token, {one}, s": number(arm[f"{one}_s"], 3) for one in ("cold", "warm")}
-        for arm in arms
+        {"condition": condition["name"]}
+        | {head.replace("_", " "): f"{count:,}" for head, count in condition["counters"].items()}
+        | {head: number((condition["times"] or {}).get(field), 3) for head, field in _TIMES.items()}
+        | {f"first token, {one}, s": number(condition[f"{one}_s"], 3) for one in ("cold", "warm")}
+        for condition in conditions
     ]
-    yield Table("work", pd.DataFrame(work), folded=True)
+    yield ReportTable("work", pd.DataFrame(work), folded=True)
 
 
 def _quality(summary: Summary) -> pd.DataFrame:
     rows = [
-        {"condition": arm["name"]}
-        | {metric_name(one["metric"]): figure(one["estimate"]) for one in arm["results"]}
-        for arm in summary["arms"]
+        {"condition": condition["name"]}
+        | {metric_name(one["metric"]): figure(one["estimate"]) for one in condition["results"]}
+        for condition in summary["arms"]
     ]
     return pd.DataFrame(rows)
 
 
-def _row(arm: str, result: Summary) -> dict[str, str]:
-    """A result in words, and against its base, where it has one."""
+def _row(condition: str, result: Summary) -> dict[str, str]:
+    """A result as cells, compared with its base, where it has one."""
     nothing = dict.fromkeys(("difference", "retention"), Estimate(math.nan))
     against = result["against"] or {"base": "", "p": math.nan, "p_holm": math.nan, **nothing}
     return {
-        "condition": arm,
+        "condition": condition,
         "value, %": figure(result["estimate"]),
         "difference, points": figure(against["difference"]),
         "retention, %": figure(against["retention"]),
@@ -204,34 +206,34 @@ def _row(arm: str, result: Summary) -> dict[str, str]:
     }
 
 
-def overview(runs: Sequence[ReportedRun]) -> Iterator[Table]:
+def overview(runs: Sequence[ReportedRun]) -> Iterator[ReportTable]:
     """All runs side by side: quality, retention, first tokens; a row a condition, a column a run.
 
     Runs of one kind with the same metric, such as "chatrag/quac" and "chatrag/coqa", have a mean.
     """
     quality, retention, first = (dict[str, dict[str, str]]() for _ in range(3))
     for run, metric, summary in _columns(runs):
-        arms, column = summary["arms"], f"{run}: {metric_name(metric)}"
+        conditions, column = summary["arms"], f"{run}: {metric_name(metric)}"
         # One number of passages needs no mention; the runs of a suite need not have the same.
-        whole = len({arm["top_k"] for arm in arms}) > 1
-        for arm in arms:
-            row = arm["name"] if whole else arm["label"]
-            result = arm["results"][0] if "results" in arm else arm
+        whole = len({condition["top_k"] for condition in conditions}) > 1
+        for condition in conditions:
+            row = condition["name"] if whole else condition["label"]
+            result = condition["results"][0] if "results" in condition else condition
             against = result["against"]
-            kept = "base" if against is None else figure(against["retention"])
+            retained = "base" if against is None else figure(against["retention"])
             quality.setdefault(row, {})[column] = figure(result["estimate"])
-            retention.setdefault(row, {})[column] = kept
-            if "results" in arm:
-                seconds = f"{number(arm['cold_s'], 3)} / {number(arm['warm_s'], 3)}"
+            retention.setdefault(row, {})[column] = retained
+            if "results" in condition:
+                seconds = f"{number(condition['cold_s'], 3)} / {number(condition['warm_s'], 3)}"
                 first.setdefault(row, {})[run] = seconds
     for kind, rows in (("all", quality), ("retention", retention), ("first", first)):
         if rows:
             frame = pd.DataFrame.from_dict(rows, orient="index").fillna("–")
-            yield Table(kind, frame.rename_axis("condition").reset_index(), most=4)
+            yield ReportTable(kind, frame.rename_axis("condition").reset_index(), most=4)
 
 
 def _columns(runs: Sequence[ReportedRun]) -> Iterator[tuple[str, str, Summary]]:
-    """Name, main metric and summary of runs with figures, and means behind the last of theirs."""
+    """Name, main metric and summary of runs with figures; a mean follows the last of its runs."""
     tasks, behind = [one.summary["task"] for one in runs], _alike(runs)
     for place, run in enumerate(runs):
         if metrics := run.summary["metrics"]:
@@ -260,8 +262,8 @@ def _alike(runs: Sequence[ReportedRun]) -> dict[int, list[ReportedRun]]:
     for place, run in enumerate(runs):
         task, metrics = tasks[place], run.summary["metrics"]
         if "/" in task and metrics and tasks.count(task) == 1:
-            arms = [arm["name"] for arm in run.summary["arms"]]
-            kinds.setdefault((task.partition("/")[0], metrics[0], *arms), []).append(place)
+            conditions = [condition["name"] for condition in run.summary["arms"]]
+            kinds.setdefault((task.partition("/")[0], metrics[0], *conditions), []).append(place)
     return {own[-1]: [runs[at] for at in own] for own in kinds.values() if len(own) > 1}
 
 
@@ -279,7 +281,7 @@ def terminal_of_all(runs: Sequence[ReportedRun], hours: str = "") -> str:
 # The chart: a matplotlib SVG, which takes its colours from the page.
 
 WIDTH = 760
-"""In CSS pixels; on a phone it is moved sideways, since text doesn't shrink."""
+"""In CSS pixels; on a phone it scrolls sideways, since text doesn't shrink."""
 
 COLOURS = {"#010101": "ink", "#020202": "soft", "#030303": "grid", "#040404": "ground"} | {
     f"#0101f{place}": f"line{place}" for place in range(1, 7)
@@ -290,9 +292,9 @@ COLOURS = {"#010101": "ink", "#020202": "soft", "#030303": "grid", "#040404": "g
 def chart(summary: Summary, salt: str) -> str:
     """Quality and time to the first token by number of passages; "" where there is no figure.
 
-    The salt keeps the ids of a page's charts apart.
+    The salt makes the ids of a page's charts differ.
     """
-    rows = [row for arm in summary["arms"] for row in _points(arm)]
+    rows = [row for condition in summary["arms"] for row in _points(condition)]
     points = pd.DataFrame(rows, columns=["label", "size", "value", "low", "high", "cold_s"])
     if points["value"].isna().all():
         return ""
@@ -301,16 +303,16 @@ def chart(summary: Summary, salt: str) -> str:
         return _svg(_drawn(points, metric_name(summary["metrics"][0])))
 
 
-def _points(arm: Summary) -> Iterator[tuple[Any, ...]]:
-    """Of an arm that reads so many passages, or of a sweep's kinds "8 passages"."""
-    kinds = [(re.fullmatch(r"(\d+) passages?", part["label"]), part) for part in arm["kinds"]]
+def _points(condition: Summary) -> Iterator[tuple[Any, ...]]:
+    """Points of a condition with a ``top_k``, or of a sweep's kinds such as "8 passages"."""
+    kinds = [(re.fullmatch(r"(\d+) passages?", part["label"]), part) for part in condition["kinds"]]
     sized = [(int(match[1]), part["results"], math.nan) for match, part in kinds if match]
-    if arm["top_k"] is not None and arm["times"]:
+    if condition["top_k"] is not None and condition["times"]:
         # As they came, a condition is quicker by the windows that an earlier one has encoded.
-        cold = math.nan if arm["cold_s"] is None else arm["cold_s"]
-        sized = [(arm["top_k"], arm["results"], cold)]
+        cold = math.nan if condition["cold_s"] is None else condition["cold_s"]
+        sized = [(condition["top_k"], condition["results"], cold)]
     for size, results, seconds in sized:
-        yield arm["label"], size, *astuple(results[0]["estimate"]), seconds
+        yield condition["label"], size, *astuple(results[0]["estimate"]), seconds
 
 
 def _drawn(points: pd.DataFrame, metric: str) -> Figure:
@@ -424,34 +426,34 @@ def _part(run: ReportedRun, anchor: str, count: int) -> dict[str, Any]:
 
 
 def _values(run: ReportedRun) -> pd.DataFrame:
-    """What the main metric says of single answers, by the example's place and arm."""
-    examples, arms = run.task.examples, [arm["name"] for arm in run.summary["arms"]]
-    found = pd.DataFrame(index=range(len(examples)), columns=arms, dtype=float)
-    for arm in arms:
-        records = run.folder.records[arm]
+    """The main metric of single answers, by the example's place and the condition."""
+    examples, conditions = run.task.examples, [one["name"] for one in run.summary["arms"]]
+    found = pd.DataFrame(index=range(len(examples)), columns=conditions, dtype=float)
+    for condition in conditions:
+        records = run.folder.records[condition]
         places = [place for place, one in enumerate(examples) if one.key in records]
         asked = [examples[place] for place in places]
         if asked:
             main, *_ = run.task.scores(asked, [records[one.key] for one in asked])
-            found.loc[places, arm] = main.values
+            found.loc[places, condition] = main.values
     return found
 
 
 def _chosen(run: ReportedRun, values: pd.DataFrame, count: int) -> list[int]:
-    """Places of the questions whose answers differ most; those that an arm lacks come last."""
-    apart = values.max(axis=1, skipna=False) - values.min(axis=1, skipna=False)
+    """Places of the questions whose answers differ most; those that a condition lacks come last."""
+    spread = values.max(axis=1, skipna=False) - values.min(axis=1, skipna=False)
     digests = [digest_of(one.key) for one in run.task.examples]
-    order = pd.DataFrame({"apart": -apart, "digest": digests}).sort_values(["apart", "digest"])
+    order = pd.DataFrame({"apart": -spread, "digest": digests}).sort_values(["apart", "digest"])
     return order.index[:count].tolist()
 
 
 def _question(run: ReportedRun, values: pd.DataFrame, place: int) -> dict[str, Any]:
-    """One question with its answers, and the passages that arms read, in the ranking's order."""
+    """One question with its answers, and the passages that conditions read, in ranking order."""
     example = run.task.examples[place]
-    found = {arm: run.folder.records[arm].get(example.key) for arm in values}
-    arms = run.folder.manifest.arms
-    most = max(arm.top_k or 0 for arm in arms)
-    deepest = [found[arm.name] for arm in arms if (arm.top_k or 0) == most]
+    found = {condition: run.folder.records[condition].get(example.key) for condition in values}
+    conditions = run.folder.manifest.conditions
+    most = max(condition.top_k or 0 for condition in conditions)
+    deepest = [found[condition.name] for condition in conditions if (condition.top_k or 0) == most]
     deep = [record for record in deepest if record is not None]
     order: dict[tuple[str, str | None], dict[str, ReadPassage]] = {}
     for record in deep:
@@ -468,7 +470,7 @@ def _question(run: ReportedRun, values: pd.DataFrame, place: int) -> dict[str, A
     ]
     return {
         "example": example,
-        "answers": [(arm, values.loc[place, arm], record) for arm, record in found.items()],
+        "answers": [(name, values.loc[place, name], record) for name, record in found.items()],
         "passages": passages,
         "readers": [record.arm for record in deep],
         "widest": max((one["mass"] for one in passages), default=0.0) or 1.0,

@@ -1,4 +1,4 @@
-"""A run: what it compares, its folder, and how it is asked so that it may stop at any time."""
+"""A run: its conditions, its folder, and the loop that asks its questions and can be resumed."""
 
 from __future__ import annotations
 
@@ -37,7 +37,15 @@ from rag_windows_eval.files import (
     surroundings,
     write_whole,
 )
-from rag_windows_eval.task import Example, Line, ReadPassage, Record, Task, digest_of, line_of
+from rag_windows_eval.task import (
+    AnswerRecord,
+    Line,
+    ReadPassage,
+    Task,
+    TaskExample,
+    digest_of,
+    line_of,
+)
 
 if TYPE_CHECKING:
     from rag_windows_retrievers import Encoder, Retriever
@@ -54,11 +62,10 @@ PREDICTIONS, INDEX = "predictions", "index"
 
 
 @dataclass(frozen=True, slots=True)
-class Arm:
-    """One column of a comparison: a method, as the user named it, with ``top_k`` passages at most.
+class Condition:
+    """One condition: a method, as the user named it, with ``top_k`` passages at most.
 
-    The method is None in a run that was read from its folder, ``top_k`` None for all passages that
-    an example brings.
+    ``method`` is None in a run read from its folder, ``top_k`` None for all passages of an example.
     """
 
     label: str
@@ -71,17 +78,19 @@ class Arm:
         return self.label if self.top_k is None else f"{self.label}@{self.top_k}"
 
 
-def arms(methods: Sequence[tuple[str, Method]], depths: Sequence[int | None]) -> tuple[Arm, ...]:
-    """Each method at each depth, in this order; none of them twice."""
-    made = tuple(Arm(label, method, depth) for depth in depths for label, method in methods)
+def conditions(
+    methods: Sequence[tuple[str, Method]], depths: Sequence[int | None]
+) -> tuple[Condition, ...]:
+    """Combine each depth with each method, in this order, and refuse duplicates."""
+    made = tuple(Condition(label, method, depth) for depth in depths for label, method in methods)
     names = [one.name for one in made]
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise InputError(f"{twice} is named twice. Name each method once.")
     return made
 
 
-def base_of(compared: Sequence[Arm], place: int) -> int:
-    """Place of the arm that one is compared with: sequential at its depth, else the first arm."""
+def base_of(compared: Sequence[Condition], place: int) -> int:
+    """Place of the condition that one is compared with: sequential at its depth, else the first."""
     depth = compared[place].top_k
     alike = (i for i, one in enumerate(compared) if one.label == BASE and one.top_k == depth)
     return next(alike, 0)
@@ -89,14 +98,14 @@ def base_of(compared: Sequence[Arm], place: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Described:
-    """What answers a run: a model's settings, and the versions and the machine that it runs on."""
+    """The model of a run: its settings, and the versions and the machine that it runs on."""
 
     settings: dict[str, Any]
     made_with: dict[str, str]
 
     @classmethod
     def of(cls, lm: WindowedLM) -> Described:
-        """Of a model that is loaded in this process."""
+        """Describe a model that is loaded in this process."""
         model = ModelFingerprint.of(lm.model)
         settings = {
             "name": model.name,
@@ -111,9 +120,9 @@ class Described:
 
 
 class Manifest(BaseModel, extra="forbid"):
-    """What a run is: a file of its folder.
+    """The manifest of a run, a file of its folder.
 
-    ``settings`` are all that the answers depend on; ``made_with`` are versions and machines, an
+    ``settings`` are all that the answers depend on; ``made_with`` are versions and machines, one
     entry for each change of them; ``keys`` are those of all examples in order.
     """
 
@@ -128,11 +137,11 @@ class Manifest(BaseModel, extra="forbid"):
         cls,
         model: Described,
         task: Task,
-        compared: Sequence[Arm],
+        compared: Sequence[Condition],
         retriever: Mapping[str, Any],
         generating: Generating,
     ) -> Manifest:
-        """Of a run that is about to begin; ``retriever`` tells how passages are ranked."""
+        """The manifest of a new run; ``retriever`` says how passages are ranked."""
         keys = [example.key for example in task.examples]
         settings = {
             "task": {**task.settings, "name": task.name},
@@ -142,8 +151,8 @@ class Manifest(BaseModel, extra="forbid"):
             },
             "model": model.settings,
             "arms": {
-                arm.name: {"method": arm.method and describe(arm.method), "top_k": arm.top_k}
-                for arm in compared
+                one.name: {"method": one.method and describe(one.method), "top_k": one.top_k}
+                for one in compared
             },
             "retriever": retriever,
             **asdict(generating),
@@ -153,19 +162,16 @@ class Manifest(BaseModel, extra="forbid"):
         return cls.model_validate_json(json.dumps(made))
 
     @property
-    def arms(self) -> tuple[Arm, ...]:
-        """The arms, in order; perhaps of methods that are not known here."""
+    def conditions(self) -> tuple[Condition, ...]:
+        """The conditions, in order; their methods may be unknown here."""
         return tuple(
-            Arm(name.removesuffix(f"@{one['top_k']}"), top_k=one["top_k"])
+            Condition(name.removesuffix(f"@{one['top_k']}"), top_k=one["top_k"])
             for name, one in self.settings.get("arms", {}).items()
         )
 
 
 def differences(there: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """What differs between two settings; of files their digests count, and not their names.
-
-    Of conditions that were added or removed, their names are enough.
-    """
+    """Differences between two settings: files by digest, conditions that came or went by name."""
     if (before := there.get("arms", {})) != (after := now.get("arms", {})):
         rest = differences({**there, "arms": {}}, {**now, "arms": {}})
         if before.keys() != after.keys():
@@ -176,7 +182,7 @@ def differences(there: dict[str, Any], now: dict[str, Any]) -> list[str]:
 
 
 def _some(names: Iterable[str]) -> str:
-    """Names in a sentence, of many the first ones."""
+    """The first names, as part of a sentence, and how many more there are."""
     first, more = list(names)[:5], len(list(names)) - 5
     return ", ".join(first) + (f" and {more} more" if more > 0 else "")
 
@@ -192,7 +198,7 @@ def _differences(there: dict[str, Any], now: dict[str, Any]) -> list[str]:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Make a folder, if it is missing, and be the only one that writes there; never waits."""
+    """Create a folder, if it is missing, and lock it for writing; never waits."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock = FileLock(folder / ".lock").acquire(timeout=0)
@@ -206,17 +212,19 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 class RunFolder:
-    """What a run has kept.
+    """The folder of a run, with what is stored there.
 
-    ``records`` are by arm and example's key, of several the last one; ``texts`` by their digests.
+    ``records`` are by condition and example's key, the last one counts; ``texts`` are by digest.
     """
 
     def __init__(self, path: Path, manifest: Manifest) -> None:
         self.path, self.manifest = path, manifest
         self.texts: dict[str, str] = {}
-        self.records: dict[str, dict[str, Record]] = {arm.name: {} for arm in manifest.arms}
+        self.records: dict[str, dict[str, AnswerRecord]] = {
+            one.name: {} for one in manifest.conditions
+        }
         for place, found in read_lines(path / RECORDS, Line):
-            if not isinstance(found, Record):
+            if not isinstance(found, AnswerRecord):
                 continue
             if found.arm not in self.records:
                 raise DataError(
@@ -241,7 +249,7 @@ class RunFolder:
     @classmethod
     @contextmanager
     def begin(cls, folder: Path, manifest: Manifest, fresh: bool = False) -> Iterator[RunFolder]:
-        """Go on with a run, or begin it; locks the folder.
+        """Continue a run, or begin it; locks the folder.
 
         With ``fresh``, what an earlier run left here is removed; other files stay.
         """
@@ -271,7 +279,7 @@ class RunFolder:
             yield cls(folder, manifest)
 
     def add(self, answers: Sequence[Answered]) -> None:
-        """Keep answers, with the passages that they name; they are safe afterwards."""
+        """Store answers, with the passages that they name; they are on disk afterwards."""
         texts = {digest_of(text): text for _, own in answers for text in own}
         new = {name: text for name, text in texts.items() if name not in self.texts}
         added = [{"text": name, "passage": text} for name, text in new.items()]
@@ -293,11 +301,11 @@ def _remove_run(folder: Path) -> None:
 
 # Which passages an example is read with.
 
-Ranking = Callable[[Example], Sequence[Passage]]
+Ranking = Callable[[TaskExample], Sequence[Passage]]
 """Gives an example's passages, best first."""
 
 TURNS, WEIGHT = 3, 3
-"""Of `last_turns`: how the conversation becomes a query. They stand in the manifest."""
+"""Arguments of `last_turns`, which makes a query of a conversation; also in the manifest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -322,21 +330,20 @@ class Search:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What the rankings depend on beside the task, for the manifest."""
-        told: dict[str, Any] = {"retriever": self.kind, "depth": self.depth}
+        """Everything but the task that rankings depend on, for the manifest."""
+        settings: dict[str, Any] = {"retriever": self.kind, "depth": self.depth}
         if self.kind not in ("gold", "given"):
-            told["query"] = {"turns": TURNS, "weight": WEIGHT}
+            settings["query"] = {"turns": TURNS, "weight": WEIGHT}
         if self.embedder is not None:
-            told["embedder"] = getattr(self.embedder, "name", self.embedder)
-        return told
+            settings["embedder"] = getattr(self.embedder, "name", self.embedder)
+        return settings
 
     def over(
         self, task: Task, index: Path, progress: Callable[[int, int], None] | None = None
     ) -> Ranking:
-        """Gives an example's passages, best first, the conversation being the query.
+        """Rank an example's passages with its conversation as the query.
 
-        Vectors are kept in the folder ``index``, so that a run that goes on embeds nothing again.
-        ``progress`` is told how many passages are embedded.
+        Vectors are stored in ``index`` for resumed runs; ``progress`` counts embedded passages.
         """
         if self.kind in ("gold", "given"):
             return lambda example: example.passages[: self.depth]
@@ -377,7 +384,7 @@ def _by_meaning(embedder: Encoder | str, depth: int | None) -> Ranking:
     encoder = SentenceEncoder(embedder) if isinstance(embedder, str) else embedder
     known: DenseRetriever | None = None
 
-    def ranking(example: Example) -> Sequence[Passage]:
+    def ranking(example: TaskExample) -> Sequence[Passage]:
         nonlocal known
         # The questions of a conversation follow each other, mostly over the same passages.
         known = DenseRetriever(example.passages, encoder, known=known)
@@ -389,43 +396,43 @@ def _by_meaning(embedder: Encoder | str, depth: int | None) -> Ranking:
 
 # How examples are answered.
 
-Asked = tuple[Example, Sequence[Passage]]
-"""An example with its passages, best first, not more than the arm reads."""
+Asked = tuple[TaskExample, Sequence[Passage]]
+"""An example with its passages, best first, not more than the condition reads."""
 
-Answered = tuple[Record, Sequence[str]]
+Answered = tuple[AnswerRecord, Sequence[str]]
 """An answer's record, with the texts of the passages that it names."""
 
-Answerer = Callable[[WindowedLM, Arm, Sequence[Asked]], list[Answered]]
-"""Answers some examples by one arm; an error of one alone is kept as its record."""
+Answerer = Callable[[WindowedLM, Condition, Sequence[Asked]], list[Answered]]
+"""Answers some examples by one condition; the error of a single example becomes its record."""
 
-Block = Sequence[tuple[Arm, Sequence[Asked]]]
-"""Some examples, by each arm that shall answer them, in this order."""
+Block = Sequence[tuple[Condition, Sequence[Asked]]]
+"""Examples for each condition that is to answer them, in this order."""
 
 Asking = Callable[[Iterable[Block]], Iterable[Sequence[Answered]]]
-"""Answers blocks, in any order and wherever models are; gives what is answered as it comes."""
+"""Answers blocks in any order, wherever models are, and yields answers as they are ready."""
 
 
 def as_far_as_fits(
-    arm: Arm, items: Sequence[T], ask: Callable[[Sequence[T]], R]
+    condition: Condition, items: Sequence[T], ask: Callable[[Sequence[T]], R]
 ) -> tuple[R, Sequence[T]]:
-    """An answer over items, and which of them were read.
+    """Answer over as many items as fit; gives the answer and the items that were read.
 
-    Where they are read one after the other, those at the end are left out until the others fit, to
-    a twentieth. Side by side, fewer of them would fit no better.
+    A method that reads all items as one sequence drops a twentieth of them at its end until the
+    others fit. In windows, fewer items would fit no better.
     """
     while True:
         try:
             return ask(items), items
         except LimitError:
             shorter = items[: -max(1, len(items) // 20)]
-            if arm.method is None or not in_order(arm.method) or not shorter:
+            if condition.method is None or not in_order(condition.method) or not shorter:
                 raise
             items = shorter
 
 
 @dataclass(frozen=True, slots=True)
 class Generating:
-    """Writes answers freely, with the likeliest token each time; methods may draw by the seed."""
+    """Generates answers greedily; the seed is for methods that draw random numbers."""
 
     prefix: str | None
     max_new_tokens: int
@@ -435,34 +442,40 @@ class Generating:
     def of(
         cls, task: Task, prefix: str | None = None, max_new_tokens: int | None = None, seed: int = 0
     ) -> Generating:
-        """As the task has it, but for what is given; a prefix of "" is none at all."""
+        """The task's values, unless others are given; a prefix of "" means none."""
         chosen = task.prefix if prefix is None else prefix
         return cls(chosen or None, max_new_tokens or task.max_new_tokens, seed)
 
-    def answer(self, lm: WindowedLM, arm: Arm, asked: Sequence[Asked]) -> list[Answered]:
+    def answer(
+        self, lm: WindowedLM, condition: Condition, asked: Sequence[Asked]
+    ) -> list[Answered]:
         """Answer each example by itself."""
-        return [self._one(lm, arm, *one) for one in asked]
+        return [self._one(lm, condition, *one) for one in asked]
 
     def _one(
-        self, lm: WindowedLM, arm: Arm, example: Example, passages: Sequence[Passage]
+        self,
+        lm: WindowedLM,
+        condition: Condition,
+        example: TaskExample,
+        passages: Sequence[Passage],
     ) -> Answered:
         def ask(some: Sequence[Passage]) -> Generation:
             asked, options = list(example.messages), asdict(self)
             return lm.generate(
-                asked, some, method=arm.method, do_sample=False, num_beams=1, **options
+                asked, some, method=condition.method, do_sample=False, num_beams=1, **options
             )
 
-        generation, kept = as_far_as_fits(arm, passages, ask)
-        spans: list[list[tuple[int, int]]] = [[] for _ in kept]
+        generation, fitting = as_far_as_fits(condition, passages, ask)
+        spans: list[list[tuple[int, int]]] = [[] for _ in fitting]
         for window in generation.windows:
             spans[window.passage].append((window.start, window.end))
-        # Where attention was not measured, citations are there all the same, and empty.
+        # Citations exist, but are empty, where attention was not measured.
         measured = generation.citations if generation.prefix_mass is not None else None
         masses = {one.passage: one.mass for one in measured or ()}
         usage = generation.usage
-        record = Record(
+        record = AnswerRecord(
             key=example.key,
-            arm=arm.name,
+            arm=condition.name,
             answer=generation.text,
             finish_reason=generation.finish_reason,
             passages=tuple(
@@ -471,9 +484,9 @@ class Generating:
                     mass=masses.get(place),
                     spans=tuple(spans[place]),
                 )
-                for place, one in enumerate(kept)
+                for place, one in enumerate(fitting)
             ),
-            left_out=len(passages) - len(kept),
+            left_out=len(passages) - len(fitting),
             prefix_mass=generation.prefix_mass,
             query_mass=generation.query_mass,
             prompt_tokens=usage.prompt_tokens,
@@ -484,38 +497,36 @@ class Generating:
             **asdict(generation.timings),
             notes=tuple(note.message for note in generation.notes),
         )
-        return record, [passage.text for passage in kept]
+        return record, [passage.text for passage in fitting]
 
 
 def answers(lm: WindowedLM, answerer: Answerer, block: Block) -> Iterator[Sequence[Answered]]:
-    """A block's answers by one model; an error of one question is its record.
+    """A block's answers by one model; the error of one question becomes its record.
 
-    What concerns the whole run is raised: a model or a package that can't be used, memory that does
-    not suffice, an interruption.
+    Errors of the whole run are raised: an unusable model or package, lack of memory, interruption.
     """
-    for arm, asked in block:
+    for condition, asked in block:
         try:
-            yield answerer(lm, arm, asked)
+            yield answerer(lm, condition, asked)
         except (ModelError, MissingExtraError):
             raise
         except RagWindowsError as error:
             if len(asked) > 1:
-                yield from answers(lm, answerer, [(arm, [one]) for one in asked])
+                yield from answers(lm, answerer, [(condition, [one]) for one in asked])
             else:
-                yield [_failed(asked[0][0], arm, error)]
+                yield [_failed(asked[0][0], condition, error)]
 
 
-def timed(answerer: Answerer, lm: WindowedLM, arm: Arm, asked: Sequence[Asked]) -> list[Answered]:
-    """Answer each example with an empty cache, and again with what that left there.
-
-    The second answer only tells the record's ``warm_s``.
-    """
+def timed(
+    answerer: Answerer, lm: WindowedLM, condition: Condition, asked: Sequence[Asked]
+) -> list[Answered]:
+    """Answer each example with an empty cache, then with its windows cached, for ``warm_s``."""
     made = []
     for one in asked:
         if lm.cache is not None:
             lm.cache.clear()
-        ((record, texts),) = answerer(lm, arm, [one])
-        ((again, _),) = answerer(lm, arm, [one])
+        ((record, texts),) = answerer(lm, condition, [one])
+        ((again, _),) = answerer(lm, condition, [one])
         made.append((replace(record, warm_s=again.ttft_s), texts))
     return made
 
@@ -525,34 +536,34 @@ def asking_one(lm: WindowedLM, answerer: Answerer) -> Asking:
     return lambda blocks: (one for block in blocks for one in answers(lm, answerer, block))
 
 
-def _failed(example: Example, arm: Arm, error: RagWindowsError) -> Answered:
-    return Record(example.key, arm.name, "", error=str(error)), ()
+def _failed(example: TaskExample, condition: Condition, error: RagWindowsError) -> Answered:
+    return AnswerRecord(example.key, condition.name, "", error=str(error)), ()
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What has a task's examples answered into a folder.
+    """Has a task's examples answered, and stores the answers in a folder.
 
-    All arms answer an example before the next one is asked, so an arm finds in the model's cache
-    what those before it encoded.
+    All conditions answer an example before the next one is asked, so a condition finds in the
+    model's cache what those before it encoded.
     """
 
     task: Task
-    arms: Sequence[Arm]
+    conditions: Sequence[Condition]
     ranking: Ranking
     folder: RunFolder
     asking: Asking
     batch: int = 1
 
-    def answer(self, progress: Callable[[int, int], None]) -> list[Record]:
-        """Answer what the folder lacks, and keep each answer as it comes; returns what has none.
+    def answer(self, progress: Callable[[int, int], None]) -> list[AnswerRecord]:
+        """Answer what the folder lacks, and store each answer at once; returns records of errors.
 
-        An error of one question is kept as its record, and asked again by the next run. What
-        concerns the whole run is raised, and all that was answered stays: also a full disk.
+        An error of one question is stored as its record, and the next run asks it again. Errors of
+        the whole run, such as a full disk, are raised, and all stored answers stay.
         """
         examples = self.task.examples
-        total = len(examples) * len(self.arms)
-        done = sum(not self._lacks(arm, one) for arm in self.arms for one in examples)
+        total = len(examples) * len(self.conditions)
+        done = sum(not self._lacks(each, one) for each in self.conditions for one in examples)
         progress(done, total)
 
         def keep(answered: Sequence[Answered]) -> None:
@@ -563,31 +574,34 @@ class Run:
 
         for answered in self.asking(self._blocks(keep)):
             keep(answered)
-        records = [self.folder.records[arm.name][one.key] for arm in self.arms for one in examples]
+        stored = self.folder.records
+        records = [stored[each.name][one.key] for each in self.conditions for one in examples]
         return [one for one in records if one.error is not None]
 
-    def _lacks(self, arm: Arm, example: Example) -> bool:
-        record = self.folder.records[arm.name].get(example.key)
+    def _lacks(self, condition: Condition, example: TaskExample) -> bool:
+        record = self.folder.records[condition.name].get(example.key)
         return record is None or record.error is not None
 
     def _blocks(self, keep: Callable[[Sequence[Answered]], None]) -> Iterator[Block]:
-        """What is to be asked; examples for which no passages can be found are kept as errors."""
+        """Blocks to be asked; examples whose passages can't be found are stored as errors."""
         for start in range(0, len(self.task.examples), self.batch):
             some = self.task.examples[start : start + self.batch]
-            lacking = [(arm, [one for one in some if self._lacks(arm, one)]) for arm in self.arms]
-            rankings: dict[str, Sequence[Passage]] = {}
+            lacking = [
+                (each, [one for one in some if self._lacks(each, one)]) for each in self.conditions
+            ]
+            ranked: dict[str, Sequence[Passage]] = {}
             for example in some:
-                lack = [arm for arm, own in lacking if example in own]
+                lack = [each for each, own in lacking if example in own]
                 try:
                     if lack:
-                        rankings[example.key] = self.ranking(example)
+                        ranked[example.key] = self.ranking(example)
                 except (ModelError, MissingExtraError):
                     raise
                 except RagWindowsError as error:
-                    keep([_failed(example, arm, error) for arm in lack])
+                    keep([_failed(example, each, error) for each in lack])
             block = [
-                (arm, [(one, rankings[one.key][: arm.top_k]) for one in own if one.key in rankings])
-                for arm, own in lacking
+                (each, [(one, ranked[one.key][: each.top_k]) for one in own if one.key in ranked])
+                for each, own in lacking
             ]
-            if block := [(arm, asked) for arm, asked in block if asked]:
+            if block := [(condition, asked) for condition, asked in block if asked]:
                 yield block

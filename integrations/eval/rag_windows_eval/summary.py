@@ -1,9 +1,9 @@
-"""What a run found: scores.json, from the records of its arms. Figures are percent, times seconds.
+"""Scores of a run, from the records of its conditions. Figures are percent, times seconds.
 
-Questions come in groups that go together, as the turns of a conversation do, so whole groups are
-drawn again (A. C. Davison, D. V. Hinkley, Bootstrap Methods and their Application, 1997, section
-3.8) or exchanged between two methods (E. W. Noreen 1989; S. Riezler, J. T. Maxwell 2005). A group's
-observation is the sums of its metric's rows.
+Questions come in groups, such as turns of a conversation, so whole groups are resampled (A. C.
+Davison, D. V. Hinkley, Bootstrap Methods and their Application, 1997, section 3.8) or exchanged
+between two methods (E. W. Noreen 1989; S. Riezler, J. T. Maxwell 2005). A group's observation is
+the sums of its metric's rows.
 """
 
 from __future__ import annotations
@@ -20,8 +20,16 @@ import pandas as pd
 from pydantic_core import to_jsonable_python
 from scipy import stats
 
-from rag_windows_eval.run import Arm, RunFolder, base_of
-from rag_windows_eval.task import Array, Example, Formula, Record, Score, Task, ratio
+from rag_windows_eval.run import Condition, RunFolder, base_of
+from rag_windows_eval.task import (
+    AnswerRecord,
+    Array,
+    Formula,
+    MetricScore,
+    Task,
+    TaskExample,
+    ratio,
+)
 
 Mask = npt.NDArray[np.bool_]
 Summary = dict[str, Any]
@@ -29,10 +37,10 @@ Summary = dict[str, Any]
 
 RESAMPLES, PERMUTATIONS, SEED = 2000, 9_999, 20260
 MOST_LOST = 0.01
-"""Share of draws without a value above which there is no interval: the rest would be a choice."""
+"""With a larger share of draws without a value there is no interval: it would be biased."""
 
 _ELEMENTS = 10_000_000
-"""Of the arrays that are resampled at once."""
+"""Elements of the arrays that are resampled at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,32 +65,32 @@ def as_json(summary: Summary) -> Summary:
 def summarise(task: Task, folder: RunFolder) -> Summary:
     """Summarise what a run of a task has answered so far.
 
-    Figures are of the ``compared`` examples: those that every arm has a record of. ``missing``
-    counts the records that an unfinished run still lacks. Each arm has ``results``, one a metric,
-    on all of these examples, on those of each kind, and on those for which retrieval "found" or
-    "missed" evidence; ``against`` tells them from the arm's base, and is null for the base itself.
-    Only those on all examples are tested.
+    Figures are of the ``compared`` examples, of which every condition has a record. ``missing``
+    counts the records that an unfinished run still lacks. Each condition has ``results``, one a
+    metric, on all of these examples, on those of each kind, and on those for which retrieval
+    "found" or "missed" evidence; ``against`` compares them with the condition's base, and is null
+    for the base itself. Only those on all examples are tested.
     """
-    arms = folder.manifest.arms
-    kept = [folder.records[arm.name] for arm in arms]
-    shared = [one for one in task.examples if all(one.key in found for found in kept)]
-    answers = [[found[one.key] for one in shared] for found in kept]
+    conditions = folder.manifest.conditions
+    stored = [folder.records[condition.name] for condition in conditions]
+    shared = [one for one in task.examples if all(one.key in found for found in stored)]
+    answers = [[found[one.key] for one in shared] for found in stored]
     groups = [one.group for one in shared]
     scored = [task.scores(shared, answered) for answered in answers] if shared else []
 
     def parts(label: str, mask: Mask, tested: bool = False) -> list[Summary]:
-        """Of each arm."""
-        found = [_results(one, arms, groups, mask, tested) for one in zip(*scored, strict=True)]
+        """Results of each condition on some of the examples."""
+        found = [_results(s, conditions, groups, mask, tested) for s in zip(*scored, strict=True)]
         examples = int(mask.sum())
         return [
             {"label": label, "examples": examples, "results": [one[place] for one in found]}
-            for place in range(len(arms))
+            for place in range(len(conditions))
         ]
 
     whole = parts("", np.ones(len(shared), dtype=np.bool_), tested=True)
     names = dict.fromkeys(kind for one in shared for kind in one.kinds)
     kinds = [parts(kind, np.array([kind in one.kinds for one in shared])) for kind in names]
-    recalls = _recalls(arms, shared, answers)
+    recalls = _recalls(conditions, shared, answers)
     split = {
         depth: (parts("found", recall > 0), parts("missed", recall == 0))
         for depth, recall in recalls.items()
@@ -96,20 +104,20 @@ def summarise(task: Task, folder: RunFolder) -> Summary:
         "compared": len(shared),
         "groups": len(set(groups)),
         "missing": {
-            arm.name: sum(one.key not in found for one in task.examples)
-            for arm, found in zip(arms, kept, strict=True)
+            condition.name: sum(one.key not in found for one in task.examples)
+            for condition, found in zip(conditions, stored, strict=True)
         },
         "arms": [
             {
-                "name": arm.name,
-                "label": arm.label,
-                "top_k": arm.top_k,
+                "name": condition.name,
+                "label": condition.label,
+                "top_k": condition.top_k,
                 "results": whole[place]["results"],
                 "kinds": [one[place] for one in kinds],
-                "retrieval": [one[place] for one in split.get(arm.top_k, ())],
+                "retrieval": [one[place] for one in split.get(condition.top_k, ())],
                 **_work(answers[place]),
             }
-            for place, arm in enumerate(arms)
+            for place, condition in enumerate(conditions)
         ],
         "retrieval": [
             {
@@ -124,62 +132,62 @@ def summarise(task: Task, folder: RunFolder) -> Summary:
 
 
 def means(parts: Sequence[tuple[Task, RunFolder]]) -> Summary:
-    """Mean of the main metrics of several runs with the same arms, each run counting the same.
+    """Mean of the main metrics of several runs with the same conditions; each run counts the same.
 
-    Questions are those that every arm has a record of. Groups are drawn within each run, and a draw
-    of the mean is that of the runs' draws. ``arms`` are as the results of `summarise`.
+    Questions are those that every condition has a record of. Groups are drawn within each run, and
+    a draw of the mean is the mean of the runs' draws. ``arms`` are as the results of `summarise`.
     """
     values, drawn, metrics = [], [], []
-    arms = parts[0][1].manifest.arms
+    conditions = parts[0][1].manifest.conditions
     for task, folder in parts:
-        kept = [folder.records[arm.name] for arm in folder.manifest.arms]
-        shared = [one for one in task.examples if all(one.key in found for found in kept)]
-        scores = [task.scores(shared, [found[one.key] for one in shared])[0] for found in kept]
+        stored = [folder.records[condition.name] for condition in folder.manifest.conditions]
+        shared = [one for one in task.examples if all(one.key in found for found in stored)]
+        scores = [task.scores(shared, [found[one.key] for one in shared])[0] for found in stored]
         rows = np.stack([one.rows for one in scores], axis=1)
         own = bootstrap(group_sums(rows, [one.group for one in shared]), scores[0].formula)
         values.append(own[0])
-        drawn.append(np.broadcast_to(own[1], (len(arms), RESAMPLES)))
+        drawn.append(np.broadcast_to(own[1], (len(conditions), RESAMPLES)))
         metrics.append(scores[0].name)
     mean, draws = np.mean(values, axis=0), np.mean(drawn, axis=0)
     found = []
-    for place, arm in enumerate(arms):
-        base = base_of(arms, place)
-        kept_of, drawn_of = percent(mean[place], mean[base]), percent(draws[place], draws[base])
+    for place, condition in enumerate(conditions):
+        base = base_of(conditions, place)
+        retained = percent(mean[place], mean[base]), percent(draws[place], draws[base])
         against = {
-            "base": arms[base].name,
+            "base": conditions[base].name,
             "difference": estimate(mean[place] - mean[base], draws[place] - draws[base]),
-            "retention": estimate(kept_of, drawn_of),
+            "retention": estimate(*retained),
         }
-        figure = estimate(mean[place], draws[place])
-        told = {"name": arm.name, "label": arm.label, "top_k": arm.top_k, "estimate": figure}
-        found.append(told | {"against": None if base == place else against})
+        named = {"name": condition.name, "label": condition.label, "top_k": condition.top_k}
+        figures = {"estimate": estimate(mean[place], draws[place])}
+        found.append(named | figures | {"against": None if base == place else against})
     return {"runs": len(parts), "metric": metrics[0], "arms": found}
 
 
 def _results(
-    scores: Sequence[Score],
-    arms: Sequence[Arm],
+    scores: Sequence[MetricScore],
+    conditions: Sequence[Condition],
     groups: Sequence[str],
     mask: Mask,
     tested: bool,
 ) -> list[Summary]:
-    """One metric of each arm on some of the examples."""
+    """One metric of each condition on some of the examples."""
     rows = np.where(mask[:, None, None], np.stack([one.rows for one in scores], axis=1), 0.0)
     sums, formula = group_sums(rows, groups), scores[0].formula
-    bases = [base_of(arms, place) for place in range(len(arms))]
+    bases = [base_of(conditions, place) for place in range(len(conditions))]
     values, drawn = bootstrap(sums, formula)
-    p = np.full(len(arms), np.nan)
+    p = np.full(len(conditions), np.nan)
     for place, base in enumerate(bases):
         if tested and place != base:
             p[place] = p_value(sums[:, place], sums[:, base], formula)
     corrected = holm(p)
     made = []
     for place, (score, base) in enumerate(zip(scores, bases, strict=True)):
-        kept, drawn_kept = percent(values[place], values[base]), percent(drawn[place], drawn[base])
+        retained = percent(values[place], values[base]), percent(drawn[place], drawn[base])
         against = {
-            "base": arms[base].name,
+            "base": conditions[base].name,
             "difference": estimate(values[place] - values[base], drawn[place] - drawn[base]),
-            "retention": estimate(kept, drawn_kept),
+            "retention": estimate(*retained),
             "p": float(p[place]),
             "p_holm": corrected[place],
         }
@@ -195,13 +203,13 @@ def _results(
 
 
 def group_sums(rows: Array, groups: Sequence[str]) -> Array:
-    """(examples, ...) to (groups, ...): what the examples of each group add up to."""
+    """Sum rows over the examples of each group: (examples, ...) to (groups, ...)."""
     flat = pd.DataFrame(rows.reshape(len(rows), -1))
     return flat.groupby(list(groups), sort=False).sum().to_numpy().reshape(-1, *rows.shape[1:])
 
 
 def bootstrap(sums: Array, formula: Formula) -> tuple[Array, Array]:
-    """A metric in several columns, such as arms, and its values for draws of whole groups.
+    """A metric in several columns, such as conditions, and its values for draws of whole groups.
 
     ``sums`` are (groups, columns, k). Values are (columns,), drawn ones (columns, draws), with the
     same draws for all columns; NaN where there are fewer than two groups.
@@ -246,14 +254,13 @@ def percent(values: Any, bases: Any) -> Array:
 
 
 def p_value(own: Array, base: Array, formula: Formula) -> float:
-    """Two-sided p of two arms' sums, (groups, k); NaN where one of them has no value.
+    """Two-sided p of two conditions' sums, (groups, k); NaN where one of them has no value.
 
-    If two methods were alike, their answers to a group's questions could as well have been
-    exchanged. Exact where there are few ways to exchange; else some are drawn, and the observed one
-    counts beside them (B. Phipson, G. K. Smyth 2010), so that p is never 0.
+    If methods were alike, answers to a group could be exchanged. Few exchanges are all computed;
+    else some are drawn and the observed one is added (B. Phipson, G. K. Smyth 2010), so p is not 0.
     """
 
-    def apart(first: Array, second: Array, axis: int) -> Array:
+    def difference(first: Array, second: Array, axis: int) -> Array:
         found = np.abs(formula(first.sum(axis=axis)) - formula(second.sum(axis=axis)))
         # What can't be computed for an exchange counts against a difference.
         return np.nan_to_num(np.round(found, 9), nan=np.finfo(float).max)
@@ -264,7 +271,7 @@ def p_value(own: Array, base: Array, formula: Formula) -> float:
         return 1.0
     found = stats.permutation_test(
         (own.T, base.T),
-        apart,
+        difference,
         permutation_type="samples",
         alternative="greater",
         n_resamples=PERMUTATIONS,
@@ -288,16 +295,17 @@ def holm(p: Array) -> list[float]:
 
 
 def _recalls(
-    arms: Sequence[Arm], examples: Sequence[Example], answers: Sequence[Sequence[Record]]
+    conditions: Sequence[Condition],
+    examples: Sequence[TaskExample],
+    answers: Sequence[Sequence[AnswerRecord]],
 ) -> dict[int | None, Array]:
-    """By depth, percent of each example's evidence; NaN for one without, or that nobody read.
+    """By depth, recall of each example's evidence in percent; NaN without evidence or answer.
 
-    All arms of a depth got the same ranking, and one that could not hold all of it left out its
-    end, so the longest list is the ranking.
+    The longest list of a depth is its ranking: a condition that could not hold it left out the end.
     """
     found = {}
-    for depth in dict.fromkeys(arm.top_k for arm in arms):
-        own = [one for arm, one in zip(arms, answers, strict=True) if arm.top_k == depth]
+    for depth in dict.fromkeys(each.top_k for each in conditions):
+        own = [one for each, one in zip(conditions, answers, strict=True) if each.top_k == depth]
         recall = np.full(len(examples), np.nan)
         for place, (example, *records) in enumerate(zip(examples, *own, strict=True)):
             read = [one.passages for one in records if one.error is None]
@@ -316,13 +324,13 @@ def _mean(values: Array, groups: Sequence[str]) -> Estimate:
     return estimate(found[0], drawn[0])
 
 
-def _work(records: Sequence[Record]) -> Summary:
+def _work(records: Sequence[AnswerRecord]) -> Summary:
     """Sums over all questions; seconds are medians over the answers as they came.
 
     Unfinished answers reached their limit. Cold ones found no window in the cache, warm ones all;
-    where first tokens were timed on purpose, these times alone count, of so many ``timed``.
+    where first tokens were timed on purpose, only these count, and ``timed`` is their number.
     """
-    names = [field.name for field in fields(Record)]
+    names = [field.name for field in fields(AnswerRecord)]
     found = pd.DataFrame([asdict(one) for one in records], columns=names)
     answered = found[found["error"].isna()]
     first, left_out = answered["ttft_s"], found["left_out"]

@@ -1,4 +1,4 @@
-"""Questions with right answers, what is kept of their answers, and a metric of them."""
+"""Questions with right answers, records of the answers to them, and a metric of these."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def digest_of(text: str) -> str:
 class ReadPassage:
     """A passage that an answer was written over; ``text`` names a text of the run's passages.jsonl.
 
-    ``mass`` is its attention weight, 0 to 1, None where it was not measured; ``spans`` are what of
-    the text each of its windows held, in characters, end exclusive.
+    ``mass`` is its attention weight, 0 to 1, None where it was not measured; ``spans`` are the
+    characters of the text that each of its windows held, end exclusive.
     """
 
     __pydantic_config__ = STRICT
@@ -51,8 +51,8 @@ class ReadPassage:
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
-    """One question, by its example's key, answered by one arm; passages are best first.
+class AnswerRecord:
+    """One question, by its example's key, answered by one condition; passages are best first.
 
     ``finish_reason`` is "chosen" where the answer is one of given choices, ``left_out`` counts
     passages that did not fit the model's positions, and ``scores`` are log-probabilities in nats.
@@ -87,17 +87,17 @@ class Record:
 
 
 class _Timing(BaseModel):
-    """A line of earlier versions, which timed the first token apart."""
+    """A line of earlier versions, which timed the first token separately."""
 
     kind: Literal["speed"]
 
 
-Line = Annotated[Record | _Timing, Field(discriminator="kind")]
-"""Of a records.jsonl."""
+Line = Annotated[AnswerRecord | _Timing, Field(discriminator="kind")]
+"""A line of a records.jsonl."""
 
 
-def line_of(record: Record) -> dict[str, Any]:
-    """What is written as a `Line`."""
+def line_of(record: AnswerRecord) -> dict[str, Any]:
+    """The JSON object that is written as a `Line`."""
     scores = {name: None if one == -math.inf else one for name, one in record.scores.items()}
     return {**asdict(record), "scores": scores}
 
@@ -116,7 +116,7 @@ class Reference:
 
 
 @dataclass(frozen=True, slots=True)
-class Example:
+class TaskExample:
     """One question with its right answers; its key is the same on every reading of the dataset.
 
     Examples of a ``group``, as the turns of a conversation, are resampled together, and results are
@@ -134,7 +134,7 @@ class Example:
 
     @property
     def question(self) -> str:
-        """What is asked last."""
+        """The last message."""
         return self.messages[-1]["content"]
 
     @property
@@ -156,8 +156,8 @@ def ratio(sums: Array) -> Array:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Score:
-    """One metric of one arm in percent, as sums over examples: it can be had for any draw of them.
+class MetricScore:
+    """One metric of one condition in percent, as sums over examples, for any draw of them.
 
     ``rows`` (examples, k) are what is added up, zeros for an example that does not count, and
     ``formula`` makes (...) percent of (..., k) sums.
@@ -168,19 +168,19 @@ class Score:
     formula: Formula = ratio
 
     @classmethod
-    def mean(cls, name: str, values: Sequence[float | None]) -> Score:
+    def mean(cls, name: str, values: Sequence[float | None]) -> MetricScore:
         """The mean of those values that are not None."""
         rows = [(0.0, 0.0) if one is None else (one, 1.0) for one in values]
         return cls(name, np.array(rows, dtype=np.float64))
 
     @property
     def value(self) -> float:
-        """Of all examples."""
+        """The metric of all examples."""
         return float(self.formula(self.rows.sum(axis=0)))
 
     @property
     def values(self) -> Array:
-        """Of single examples; NaN for one that does not count."""
+        """The metric of each example; NaN for one that does not count."""
         return self.formula(self.rows)
 
 
@@ -194,12 +194,14 @@ class Task(ABC):
     """
 
     name: str
-    examples: Sequence[Example]
+    examples: Sequence[TaskExample]
     settings: Mapping[str, Any]
     prefix: str | None = None
     max_new_tokens: int = 64
     pool: Sequence[Passage] = ()
 
     @abstractmethod
-    def scores(self, examples: Sequence[Example], records: Sequence[Record]) -> list[Score]:
-        """Score one arm's records, one an example in the same order, by the main metric first."""
+    def scores(
+        self, examples: Sequence[TaskExample], records: Sequence[AnswerRecord]
+    ) -> list[MetricScore]:
+        """Score one condition's records, one an example in the same order; main metric first."""

@@ -21,7 +21,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    # Only the middleware needs the package langchain; the rest works with langchain-core alone.
+    # Only the middleware needs the package langchain; the rest needs only langchain-core.
     if name == "RagWindowsMiddleware":
         require(name, "langchain", extra="langchain")
         from langchain_rag_windows.middleware import RagWindowsMiddleware

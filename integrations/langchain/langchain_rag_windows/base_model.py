@@ -85,7 +85,7 @@ class BaseWindowModel(ModelOptions):
         max_tokens: at most so many are generated; also as ``max_new_tokens``.
         stop: the answer ends before any of these strings; those of a call take their place.
         seed: for sampling.
-        logprobs: whether ``response_metadata["logprobs"]`` tells the log-probability of each token.
+        logprobs: whether ``response_metadata["logprobs"]`` holds the log-probability of each token.
         top_logprobs: of how many of the likeliest tokens in each place as well, up to 20.
         streaming: whether ``invoke`` streams where somebody listens.
         timeout: seconds after which a call is an error.
@@ -127,7 +127,7 @@ class BaseWindowModel(ModelOptions):
     @field_validator("calibration")
     @classmethod
     def _read_calibration(cls, calibration: Any) -> Profile | None:
-        # Read now: one that can't be used is told before gigabytes are loaded.
+        # Read now: one that can't be used is an error before gigabytes are loaded.
         return None if calibration is None else Profile.of(calibration)
 
     @model_validator(mode="after")

@@ -99,17 +99,17 @@ def unmark(text: str) -> tuple[str, list[Passage]]:
     A mark that this process has not made, or a document that was changed since, is refused.
     """
     passages: list[Passage] = []
-    kept: list[str] = []
+    outside: list[str] = []
     at = 0
     while (found := _HEAD.search(text, at)) and (read := _read(text, found)):
         between = text[at : found.start()].rstrip()
-        kept.append(between.lstrip() if passages else between)
+        outside.append(between.lstrip() if passages else between)
         passage, at = read
         passages.append(passage)
     rest = text
     if passages:
-        words = [part for part in kept[1:] if re.search(r"\w", part)]
-        rest = "\n\n".join(part for part in (kept[0], *words, text[at:].lstrip()) if part)
+        words = [part for part in outside[1:] if re.search(r"\w", part)]
+        rest = "\n\n".join(part for part in (outside[0], *words, text[at:].lstrip()) if part)
     if _BEGIN in rest or _END in rest:
         raise RequestError(
             "A document marker in this prompt is broken. It was made in another process, or its "
@@ -176,8 +176,8 @@ def conversation(
         if isinstance(message, ToolMessage):
             if found:
                 brought.add(message.tool_call_id)
-                told = f"{len(found)} documents; they stand at the beginning of this conversation."
-                said["content"] = told
+                note = f"{len(found)} documents; they stand at the beginning of this conversation."
+                said["content"] = note
             said |= {"name": message.name} if message.name else {}
             said["tool_call_id"] = message.tool_call_id
         elif isinstance(message, AIMessage) and message.tool_calls:
@@ -284,7 +284,7 @@ def response_metadata(call: ModelCall, generation: Generation) -> dict[str, Any]
                 **({"text": passage.text} if citation.passage in cited else {}),
             }
         )
-    told = {
+    metadata = {
         "model_name": call.model_name,
         "model_provider": PROVIDER,
         "method": describe(call.method),
@@ -294,8 +294,8 @@ def response_metadata(call: ModelCall, generation: Generation) -> dict[str, Any]
         **answer_record(generation),
     }
     if generation.logprobs is not None:
-        told["logprobs"] = {"content": logprob_content(generation, call.lm.tokenizer)}
-    return told
+        metadata["logprobs"] = {"content": logprob_content(generation, call.lm.tokenizer)}
+    return metadata
 
 
 def as_message(call: ModelCall, generation: Generation, *, streamed: bool = False) -> AIMessage:

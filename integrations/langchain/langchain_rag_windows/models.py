@@ -156,8 +156,8 @@ class BoundModel(RunnableBinding[LanguageModelInput, AIMessage]):
 
     def _again(self, name: str, bound: Any, kwargs: Mapping[str, Any]) -> Runnable[Any, Any]:
         # New tools take the place of those bound before, as with LangChain's own models.
-        kept = {k: v for k, v in self.kwargs.items() if k not in ("tools", "tool_choice")}
-        made: Runnable[Any, Any] = getattr(self.bound, name)(bound, **{**kept, **kwargs})
+        earlier = {k: v for k, v in self.kwargs.items() if k not in ("tools", "tool_choice")}
+        made: Runnable[Any, Any] = getattr(self.bound, name)(bound, **{**earlier, **kwargs})
         return made.with_config(self.config) if self.config else made
 
 
@@ -199,9 +199,9 @@ class ChatRagWindows(BaseWindowModel, BaseChatModel):  # type: ignore[misc]  # t
         )
         tools, limit = source.tool_format(), position_limit(source.config())
         others = ("image", "audio", "video")
-        told: Any = {
+        profile: Any = {
             **{"text_inputs": True, "text_outputs": True, "pdf_inputs": False},
-            **{f"{kind}_{way}": False for kind in others for way in ("inputs", "outputs")},
+            **{f"{kind}_{side}": False for kind in others for side in ("inputs", "outputs")},
             # One prompt has to fit them; documents do not count together.
             **({} if limit is None else {"max_input_tokens": limit}),
             "reasoning_output": source.reasons(),
@@ -210,7 +210,7 @@ class ChatRagWindows(BaseWindowModel, BaseChatModel):  # type: ignore[misc]  # t
             # With tools an agent would bind both, and an answer held to a schema calls no tool.
             "structured_output": tools is None and schemas_available(),
         }
-        return cast(ModelProfile, told)
+        return cast(ModelProfile, profile)
 
     def bind(self, **kwargs: Any) -> BoundModel:  # type: ignore[override]  # theirs is private
         """See `Runnable.bind`; tools or a schema that are bound later leave these keywords."""
@@ -245,7 +245,7 @@ class ChatRagWindows(BaseWindowModel, BaseChatModel):  # type: ignore[misc]  # t
 
         Raises:
             NotImplementedError: the template shows no tools, its calls can't be read, or forced;
-                or ``strict=True`` can't be kept.
+                or ``strict=True`` can't be met.
             RequestError: a ``tool_choice`` that is no tool, or a tool's name that can't be used.
         """
         definitions = [convert_to_openai_tool(tool) for tool in tools]
@@ -289,7 +289,7 @@ class ChatRagWindows(BaseWindowModel, BaseChatModel):  # type: ignore[misc]  # t
             kwargs: bound to the model.
 
         Raises:
-            NotImplementedError: the template supports no tools, or ``strict=True`` can't be kept.
+            NotImplementedError: the template supports no tools, or ``strict=True`` can't be met.
             RequestError: an unknown method, no schema, or one that answers can't be held to.
             MissingExtraError: method "json_schema" without the extra ``structured``.
             OutputParserException: at the call, if the answer was cut, holds no JSON or call, or
@@ -333,14 +333,14 @@ class ChatRagWindows(BaseWindowModel, BaseChatModel):  # type: ignore[misc]  # t
             asked = self.bind(**kwargs)
         read = _reader_of(schema, called=method == "function_calling")
 
-        def told(message: AIMessage) -> dict[str, Any]:
+        def read_raw(message: AIMessage) -> dict[str, Any]:
             try:
                 return {"raw": message, "parsed": read(message), "parsing_error": None}
             except Exception as error:  # noqa: BLE001 - handed to the one who asked for it
                 return {"raw": message, "parsed": None, "parsing_error": error}
 
         def ask(_: LanguageModelInput, **options: Any) -> Runnable[LanguageModelInput, Any]:
-            return asked.bind(**options) | RunnableLambda(told if include_raw else read)
+            return asked.bind(**options) | RunnableLambda(read_raw if include_raw else read)
 
         return StructuredModel(ask, name="structured_output")
 

@@ -81,9 +81,9 @@ class RagWindowsLM(HFLM):
         windows: how many windows they are spread over, instead.
         max_window_tokens: longer windows are cut into several; default: half of ``max_length``.
         max_gen_toks: length of an answer where the task does not say it.
-        cache: whether encoded windows are kept in memory.
+        cache: whether encoded windows are stored in memory.
         cache_memory: how much memory they may take, such as "8GiB", or "25%" of what is free.
-        cache_dir: folder to keep them in, too, whatever ``cache`` says.
+        cache_dir: folder to store them in, too, whatever ``cache`` says.
         trust_remote_code: True is refused.
         options: those of `AS_HF`, and parameters of the method (``temperature=0.9``).
 
@@ -138,25 +138,25 @@ class RagWindowsLM(HFLM):
         if named or (profile is None and not isinstance(pretrained, WindowedLM)):
             links = {"link_tokens": link_tokens, "link_choose": link_choose}
             chosen = method_of(method or "ape", options, **links)
-        kept: PassageCache | None = None
+        stored: PassageCache | None = None
         if cache_dir is not None:
-            kept = PassageCache.default(cache_dir, memory=cache_memory)
+            stored = PassageCache.default(cache_dir, memory=cache_memory)
         elif cache:
-            kept = PassageCache(memory=cache_memory)
+            stored = PassageCache(memory=cache_memory)
         if isinstance(pretrained, WindowedLM):
             if tokenizer is not None or chosen is not None or profile is not None:
                 raise InputError(
                     "A WindowedLM already has its tokenizer, method and profile. Leave these out "
                     "of model_args, or give the plain model as pretrained."
                 )
-            self.lm = pretrained if kept is None else pretrained.with_cache(kept)
+            self.lm = pretrained if stored is None else pretrained.with_cache(stored)
         else:
             self.lm = ModelSource(
                 pretrained,
                 tokenizer=tokenizer,
                 method=chosen,
                 profile=profile,
-                cache=kept,
+                cache=stored,
                 dtype=dtype,
                 device_map=device_map or ("auto" if parallelize else _there(device)),
                 revision=None if revision is None else str(revision),
@@ -176,19 +176,19 @@ class RagWindowsLM(HFLM):
         self._wrote_chats = False
         # How many requests had so many windows; sets of prefix and windows, and what they cost.
         self._by_windows: Counter[int] = Counter()
-        told = ("windows_split", "prompts_truncated", "contexts", "windows_encoded")
-        self._counts = dict.fromkeys((*told, "windows_reused"), 0)
+        names = ("windows_split", "prompts_truncated", "contexts", "windows_encoded")
+        self._counts = dict.fromkeys((*names, "windows_reused"), 0)
 
     # What the harness asks about
 
     @property
     def tokenizer_name(self) -> str:
-        """Part of the name under which the harness keeps prompts: ours are no plain strings."""
+        """Part of the name under which the harness stores prompts: ours are no plain strings."""
         return f"{super().tokenizer_name}__windows"
 
     def get_model_info(self) -> dict[str, Any]:
         """What the results file says about the model and its windows."""
-        told = {
+        info = {
             "version": __version__,
             "method": describe(self.lm.method),
             **self._shown,
@@ -196,7 +196,7 @@ class RagWindowsLM(HFLM):
             "requests_by_windows": {str(n): self._by_windows[n] for n in sorted(self._by_windows)},
             **self._counts,
         }
-        return {**super().get_model_info(), "rag_windows": told}
+        return {**super().get_model_info(), "rag_windows": info}
 
     def apply_chat_template(
         self, chat_history: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True
@@ -238,9 +238,9 @@ class RagWindowsLM(HFLM):
             cut, ids = Cut((), (), (first,)), ids[1:] if ids[:1] == (first,) else ids
         else:
             # White space at the end counts to what follows, and the two are encoded together.
-            kept = len(context.rstrip())
-            pieces, ends = self._read(context, request.doc, kept)
-            whole = self._encoder.ids([*pieces, Piece(context[kept:] + continuation)])
+            size = len(context.rstrip())
+            pieces, ends = self._read(context, request.doc, size)
+            whole = self._encoder.ids([*pieces, Piece(context[size:] + continuation)])
             cut = self._encoder.cut(pieces, ends)
             ids = whole[len(cut.ids) :]
         return self._fit(cut, len(ids) - 1, request), ids
@@ -287,8 +287,8 @@ class RagWindowsLM(HFLM):
         """A prompt in token ids; ``doc`` is what its question was made of."""
         return self._encoder.cut(*self._read(context, doc, len(context)))
 
-    def _read(self, context: str, doc: Any, kept: int) -> tuple[tuple[Piece, ...], tuple[int, ...]]:
-        """The prompt's pieces, up to ``kept`` characters, and the ends of prefix and windows."""
+    def _read(self, context: str, doc: Any, size: int) -> tuple[tuple[Piece, ...], tuple[int, ...]]:
+        """The prompt's pieces, up to ``size`` characters, and the ends of prefix and windows."""
         pieces: tuple[Piece, ...] = (Piece(context),)
         examples: Sequence[int] = ()
         content: tuple[int, int] | None = 0, len(context)
@@ -311,7 +311,7 @@ class RagWindowsLM(HFLM):
         each = self._shown["examples_per_window"] or 1
         windows = min(self._shown["windows"] or -(-count // each), count)
         spread = (start, *(ends[count * (i + 1) // windows - 1] for i in range(windows)))
-        return tuple(clipped(pieces, 0, kept)), tuple(min(end, kept) for end in spread)
+        return tuple(clipped(pieces, 0, size)), tuple(min(end, size) for end in spread)
 
     def _contexts(self, cuts: Sequence[Cut]) -> Iterator[tuple[EncodedContext, list[int]]]:
         """Sets of prefix and windows, encoded, and the places of the prompts that read them."""
@@ -328,7 +328,7 @@ class RagWindowsLM(HFLM):
             yield context, places
 
     def _fit(self, cut: Cut, more: int, request: Instance) -> Cut:
-        """A prompt that leaves room for ``more`` tokens.
+        """A prompt that leaves positions free for ``more`` tokens.
 
         A window that is longer than it may be becomes several. What is too long then, loses tokens
         from its left end: the question where there are windows, the whole prompt where there are
@@ -362,8 +362,8 @@ class RagWindowsLM(HFLM):
             )
         self._counts["prompts_truncated"] += 1
         part = "the prompt" if whole else "its question"
-        told = "%s is longer than %d positions; it loses %d tokens from the left of %s."
-        _log.warning(told, name, self.max_length, over, part)
+        message = "%s is longer than %d positions; it loses %d tokens from the left of %s."
+        _log.warning(message, name, self.max_length, over, part)
         return Cut((), (), ids[over:]) if whole else Cut(cut.prefix, windows, ids[over:])
 
 

@@ -1,4 +1,4 @@
-"""The harness's prompts, taken apart: prefix, few-shot examples as windows, question.
+"""The harness's prompts, split: prefix, few-shot examples as windows, question.
 
 The harness hands over a finished prompt. One that a chat template wrote knows its turns (a
 `ChatContext`). In any other the examples have to be found: the harness joins them with a delimiter
@@ -159,14 +159,14 @@ class Cut:
 
 def clipped(pieces: Sequence[Piece], start: int, end: int | None = None) -> list[Piece]:
     """What of the pieces lies between two character offsets."""
-    kept, at = [], 0
+    found, at = [], 0
     for piece in pieces:
         length = len(piece.text) if end is None else max(0, end - at)
         text = piece.text[max(0, start - at) : length]
         at += len(piece.text)
         if text:
-            kept.append(Piece(text, piece.trusted))
-    return kept
+            found.append(Piece(text, piece.trusted))
+    return found
 
 
 class PromptEncoder:

@@ -22,7 +22,7 @@ _HOMES = {"create_app": "app", "Keys": "keys", "Tenant": "keys", "Settings": "se
 
 
 def __getattr__(name: str) -> Any:
-    # On first use: without the extra, what is missing is told with the command that installs it.
+    # On first use: without the extra, the error names what is missing and the command for it.
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     require("The server", "fastapi", "uvicorn", "openai", "prometheus-client", extra="server")

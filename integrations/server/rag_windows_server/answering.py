@@ -1,4 +1,4 @@
-"""Questions on their way to the scheduler and answers on their way back; the event loop is free."""
+"""Passes questions to the scheduler and answers back, without blocking the event loop."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from rag_windows.integration import (
     one_line,
     search_text,
 )
-from rag_windows_server.asked import Asked, check_forms
+from rag_windows_server.bodies import ServerRequest, check_forms
 from rag_windows_server.documents import url_of
 from rag_windows_server.errors import busy, of, refused
 from rag_windows_server.keys import Tenant
@@ -42,25 +42,25 @@ T = TypeVar("T")
 FinishReason = Literal["stop", "length", "tool_calls"]
 
 
-class Retriever(Protocol):
-    """What finds passages among the server's documents."""
+class PassageRetriever(Protocol):
+    """Finds passages among the server's documents."""
 
     def retrieve(self, query: str, k: int) -> Sequence[Passage]:
         """The `k` best ones."""
 
 
 class Remaining:
-    """What a retriever finds, but for passages and documents that were deleted meanwhile.
+    """Leaves passages and documents that were deleted out of what a retriever finds.
 
     Their text stays in the index until the server reads its documents again, at its next start.
     """
 
-    def __init__(self, retriever: Retriever) -> None:
+    def __init__(self, retriever: PassageRetriever) -> None:
         self._retriever = retriever
         self._deleted: frozenset[str] = frozenset()
 
     def delete(self, names: Iterable[str]) -> int:
-        """Give no passage with one of these names any more; how many more than before that is.
+        """Return no passage with one of these names any more; the result counts those newly hidden.
 
         0 where the retriever can't list its passages.
         """
@@ -70,12 +70,12 @@ class Remaining:
 
     @property
     def passages(self) -> Sequence[Passage] | None:
-        """Those that are left; None if the retriever can't list its own."""
+        """The passages that are left; None if the retriever can't list its own."""
         own = getattr(self._retriever, "passages", None)
         return None if own is None else self._left(own)
 
     def retrieve(self, query: str, k: int) -> Sequence[Passage]:
-        """The `k` best ones of those that are left."""
+        """The `k` best of the passages that are left."""
         wanted = k
         while True:
             found = self._retriever.retrieve(query, wanted)
@@ -90,7 +90,7 @@ class Remaining:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Answered:
+class ServedAnswer:
     """One answer.
 
     Attributes:
@@ -121,7 +121,7 @@ class Answered:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class StreamPiece:
     """A piece of a stream.
 
     Attributes:
@@ -133,16 +133,16 @@ class Piece:
 
     index: int
     text: str
-    answered: Answered | None = None
+    answered: ServedAnswer | None = None
     reasoning: str = ""
 
 
 class Line:
-    """A few requests are at work, some more wait in line, and nobody waits for ever.
+    """A queue that bounds how many requests work, how many wait, and for how long.
 
     Attributes:
         waiting, working: how many.
-        closed: whether nobody is let in any more.
+        closed: whether new requests are refused.
     """
 
     def __init__(self, rows: int, most_waiting: int, wait_s: float) -> None:
@@ -159,7 +159,7 @@ class Line:
         return len(self._waits)
 
     def close(self) -> None:
-        """Let nobody in any more, and end the line."""
+        """Refuse new requests and those that wait."""
         self.closed = True
         now = asyncio.get_running_loop().time()
         for wait in self._waits:
@@ -167,7 +167,7 @@ class Line:
 
     @asynccontextmanager
     async def turn(self) -> AsyncGenerator[None]:
-        """Wait for a turn, and have it.
+        """Wait for a turn, and hold it inside the block.
 
         Raises:
             ApiError: 429 where the line is full, 503 after too long a wait or at the end.
@@ -182,8 +182,8 @@ class Line:
                 await self._turns.acquire()
         except TimeoutError as error:
             self._check_open()
-            told = f"No turn came within {self._wait_s:g} seconds. Try again later."
-            raise busy(503, told, self._again_after()) from error
+            message = f"No turn came within {self._wait_s:g} seconds. Try again later."
+            raise busy(503, message, self._again_after()) from error
         finally:
             self._waits.discard(wait)
         self.working += 1
@@ -201,13 +201,13 @@ class Line:
             raise busy(503, "The server is stopping.", 5)
 
     def _again_after(self) -> int:
-        """Seconds until somebody who comes now would have a turn."""
+        """Seconds until a new request would have a turn."""
         ahead = (self.waiting + 1) / self._rows
         return max(1, min(60, math.ceil(ahead * self._usual_s)))
 
 
 async def until_left(request: Request, work: Awaitable[T]) -> T:
-    """Do some work, unless the client leaves before it is done.
+    """Do some work, but cancel it if the client leaves before it is done.
 
     Raises:
         ClientLeft: it did; the work was cancelled.
@@ -232,7 +232,7 @@ async def _disconnected(request: Request) -> None:
 
 
 class ClientLeft(Exception):
-    """Nobody waits for the answer."""
+    """The client has disconnected."""
 
 
 class Answering:
@@ -243,7 +243,7 @@ class Answering:
         settings: the server's.
         tenants: whose questions come; each has its own part of the passage cache.
         retriever: of the server's documents, or None.
-        metrics: that are told.
+        metrics: count the answers.
     """
 
     def __init__(
@@ -251,7 +251,7 @@ class Answering:
         lm: WindowedLM,
         settings: Settings,
         tenants: Iterable[Tenant],
-        retriever: Retriever | None,
+        retriever: PassageRetriever | None,
         metrics: Metrics,
     ) -> None:
         self.retriever = None if retriever is None else Remaining(retriever)
@@ -265,7 +265,7 @@ class Answering:
         }
 
     def close(self) -> None:
-        """Let nobody in any more, and end what is under way within a token."""
+        """Refuse new questions, and cancel those in progress within a token."""
         self.line.close()
         settings = self._settings
         bounds: dict[str, Any] = {"max_rows": settings.max_rows, "max_bytes": settings.max_bytes}
@@ -275,11 +275,11 @@ class Answering:
         """The model with this tenant's part of the cache."""
         return self._models[tenant]
 
-    async def answer(self, asked: Asked, tenant: Tenant) -> list[Answered]:
+    async def answer(self, asked: ServerRequest, tenant: Tenant) -> list[ServedAnswer]:
         """Answer a question, ``n`` times; a cancelled task stops the work within a token."""
         async with self.line.turn():
             calls = await asyncio.to_thread(self._prepared, asked, tenant)
-            with _naming(asked.param), self.metrics.answering(tenant, len(calls)) as told:
+            with _naming(asked.param), self.metrics.answering(tenant, len(calls)) as outcome:
                 tasks = [
                     asyncio.create_task(self._answer(index, call, asked))
                     for index, call in enumerate(calls)
@@ -289,62 +289,66 @@ class Answering:
                 finally:
                     for task in tasks:
                         task.cancel()
-                told.answers = answers
+                outcome.answers = answers
                 self._log(asked, answers)
                 return answers
 
-    async def _answer(self, index: int, call: ModelCall, asked: Asked) -> Answered:
-        def read(_: ModelCall, generation: Generation) -> Answered:
+    async def _answer(self, index: int, call: ModelCall, asked: ServerRequest) -> ServedAnswer:
+        def read(_: ModelCall, generation: Generation) -> ServedAnswer:
             return _answered(index, call, asked, call.reader.whole(generation), generation)
 
         return await self._calls.answer_async(lambda: call, read, timeout=self._settings.timeout_s)
 
-    async def stream(self, asked: Asked, tenant: Tenant) -> AsyncGenerator[Piece, None]:
+    async def stream(
+        self, asked: ServerRequest, tenant: Tenant
+    ) -> AsyncGenerator[StreamPiece, None]:
         """Answer a question piece by piece; errors of the request come before the first piece.
 
         That piece is empty, and comes as soon as the question was checked. The last piece of each
-        answer has the `Answered`. Close it, or cancel the task that reads it, and the work stops
-        within a token.
+        answer has the `ServedAnswer`. Close it, or cancel the task that reads it, and the work
+        stops within a token.
         """
         async with self.line.turn():
             calls = await asyncio.to_thread(self._prepared, asked, tenant)
-            with _naming(asked.param), self.metrics.answering(tenant, len(calls)) as told:
+            with _naming(asked.param), self.metrics.answering(tenant, len(calls)) as outcome:
                 streams = [self._stream(index, call, asked) for index, call in enumerate(calls)]
                 pieces = streams[0] if len(streams) == 1 else _merged(streams)
-                answers: list[Answered] = []
+                answers: list[ServedAnswer] = []
                 async with aclosing(pieces):
                     async for piece in pieces:
                         if piece.answered is not None:
                             answers.append(piece.answered)
                         if len(answers) == len(calls):
-                            told.answers = answers
+                            outcome.answers = answers
                             self._log(asked, answers)
                         yield piece
 
-    def _stream(self, index: int, call: ModelCall, asked: Asked) -> AsyncGenerator[Piece, None]:
+    def _stream(
+        self, index: int, call: ModelCall, asked: ServerRequest
+    ) -> AsyncGenerator[StreamPiece, None]:
         length = 0
 
-        def read(_: ModelCall, chunk: Chunk) -> Iterable[Piece]:
+        def read(_: ModelCall, chunk: Chunk) -> Iterable[StreamPiece]:
             nonlocal length
             text = call.reader.feed(chunk.text)
             length += len(text)
             if chunk.generation is None:
                 said = text or chunk.reasoning
-                return [Piece(index, text, reasoning=chunk.reasoning)] if said else []
+                return [StreamPiece(index, text, reasoning=chunk.reasoning)] if said else []
             rest = call.reader.last(chunk.generation)
             answered = _answered(index, call, asked, rest, chunk.generation, length)
-            return [Piece(index, text + answered.text, answered, chunk.reasoning)]
+            return [StreamPiece(index, text + answered.text, answered, chunk.reasoning)]
 
-        timeout, begun = self._settings.timeout_s, [Piece(index, "")]
+        timeout, begun = self._settings.timeout_s, [StreamPiece(index, "")]
         return self._calls.stream_async(lambda: call, read, timeout=timeout, begun=begun)
 
-    def _log(self, asked: Asked, answers: Sequence[Answered]) -> None:
+    def _log(self, asked: ServerRequest, answers: Sequence[ServedAnswer]) -> None:
         if self._settings.log_texts:
             texts = [one.generation.text for one in answers]
             said = {"messages": asked.messages, "answers": texts}
             _log.info("%s", json.dumps(said, ensure_ascii=True))
 
-    def _prepared(self, asked: Asked, tenant: Tenant) -> list[ModelCall]:
+    def _prepared(self, asked: ServerRequest, tenant: Tenant) -> list[ModelCall]:
         """The calls of the model for each of the answers; this reads, retrieves and tokenizes."""
         lm = self._models[tenant]
         passages: Sequence[Passage] = asked.passages
@@ -363,8 +367,8 @@ class Answering:
                 options["grammar"] = grammar
             elif asked.strict is not None:
                 check_forms(asked.strict)
-                told = "can only be kept where tool_choice forces a call. Leave strict out."
-                raise refused(asked.strict, told)
+                why = "can only be kept where tool_choice forces a call. Leave strict out."
+                raise refused(asked.strict, why)
             if (system := self._system(asked)) is not None:
                 options["prefix"] = system
             calls.append(
@@ -383,7 +387,7 @@ class Answering:
             self._check_tokens(calls[0])
         return calls
 
-    def _system(self, asked: Asked) -> str | None:
+    def _system(self, asked: ServerRequest) -> str | None:
         """The operator's instruction, or the default one where nobody gave any."""
         settings = self._settings
         if settings.system is not None or not asked.top_k:
@@ -413,9 +417,9 @@ def _naming(param: str, kind: type[InputError] = LimitError) -> Generator[None]:
     try:
         yield
     except kind as error:
-        told = of(error)
-        told.error["param"] = told.error["param"] or param
-        raise told from error
+        named = of(error)
+        named.error["param"] = named.error["param"] or param
+        raise named from error
 
 
 def searched(messages: Sequence[dict[str, Any]]) -> str:
@@ -427,11 +431,13 @@ def searched(messages: Sequence[dict[str, Any]]) -> str:
     return search_text(said[: places[-1]], said[places[-1]]["content"])
 
 
-async def _merged(streams: Sequence[AsyncGenerator[Piece, None]]) -> AsyncGenerator[Piece, None]:
+async def _merged(
+    streams: Sequence[AsyncGenerator[StreamPiece, None]],
+) -> AsyncGenerator[StreamPiece, None]:
     """The pieces of several streams, as they come."""
-    pieces: asyncio.Queue[Piece | BaseException | None] = asyncio.Queue()
+    pieces: asyncio.Queue[StreamPiece | BaseException | None] = asyncio.Queue()
 
-    async def put_all(stream: AsyncGenerator[Piece, None]) -> None:
+    async def put_all(stream: AsyncGenerator[StreamPiece, None]) -> None:
         try:
             async with aclosing(stream):
                 async for piece in stream:
@@ -461,16 +467,16 @@ async def _merged(streams: Sequence[AsyncGenerator[Piece, None]]) -> AsyncGenera
 def _answered(
     index: int,
     call: ModelCall,
-    asked: Asked,
+    asked: ServerRequest,
     found: ToolAnswer,
     generation: Generation,
     before: int = 0,
-) -> Answered:
+) -> ServedAnswer:
     made = found.calls if call.parallel else found.calls[:1]
     text = found.text + "".join(one.text for one in found.broken)
     finish: FinishReason = "length" if generation.finish_reason == "length" else "stop"
     citations, annotations = _citations(call, asked, generation, before + len(text))
-    return Answered(
+    return ServedAnswer(
         index=index,
         text=text,
         reasoning=found.reasoning,
@@ -487,7 +493,7 @@ def _answered(
 
 
 def _citations(
-    call: ModelCall, asked: Asked, generation: Generation, length: int
+    call: ModelCall, asked: ServerRequest, generation: Generation, length: int
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     strongest = [one.passage for one in carried(generation.citations)]
     citations, annotations = [], {}

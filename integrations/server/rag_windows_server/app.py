@@ -21,7 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from rag_windows import InputError, RagWindowsError, WindowedLM, __version__
 from rag_windows.integration import describe, one_line
 from rag_windows_server import chat, page, passages, reference, responses
-from rag_windows_server.answering import Answering, ClientLeft, Retriever
+from rag_windows_server.answering import Answering, ClientLeft, PassageRetriever
 from rag_windows_server.errors import ApiError, answered, internal, log_failure
 from rag_windows_server.keys import Keys
 from rag_windows_server.metrics import Metrics
@@ -34,7 +34,7 @@ _log = logging.getLogger("rag_windows.server")
 def create_app(
     lm: WindowedLM,
     settings: Settings | None = None,
-    documents: Retriever | None = None,
+    documents: PassageRetriever | None = None,
     *,
     keys: Keys | None = None,
 ) -> FastAPI:
@@ -108,8 +108,8 @@ def _routes(served: Served) -> APIRouter:
     @router.get("/ready", summary="Whether new questions are taken", response_model=None)
     async def ready() -> Response:
         stopping = served.answering.line.closed
-        told = {"status": "stopping" if stopping else "ready"}
-        return JSONResponse(told, 503 if stopping else 200)
+        report = {"status": "stopping" if stopping else "ready"}
+        return JSONResponse(report, 503 if stopping else 200)
 
     @router.get("/v1/models", summary="The model that answers")
     async def models(request: Request) -> dict[str, object]:
@@ -120,8 +120,8 @@ def _routes(served: Served) -> APIRouter:
     async def model(name: str, request: Request) -> dict[str, object]:
         served.tenant(request)
         if not served.settings.serves(name):
-            told = f"The model {name!r:.100} is not served here; see GET /v1/models."
-            raise ApiError(404, told, param="model", code="model_not_found")
+            message = f"The model {name!r:.100} is not served here; see GET /v1/models."
+            raise ApiError(404, message, param="model", code="model_not_found")
         return _model(served)
 
     @router.get("/metrics", summary="Counters in Prometheus' text format", response_model=None)
@@ -146,9 +146,9 @@ async def _answer_error(request: Request, error: Exception) -> Response:
     if isinstance(error, ClientLeft):
         return Response(status_code=499)
     if isinstance(error, HTTPException):
-        told = f"{request.method} {request.url.path}: {error.detail}."
+        message = f"{request.method} {request.url.path}: {error.detail}."
         code = "not_found" if error.status_code == 404 else None
-        return ApiError(error.status_code, told, code=code, headers=error.headers).response()
+        return ApiError(error.status_code, message, code=code, headers=error.headers).response()
     return answered(error, request.state.request_id).response()
 
 
@@ -179,7 +179,7 @@ class _Logged:
         # A front that passes requests on to several servers has named this one already.
         request_id = state.setdefault("request_id", f"req_{secrets.token_hex(12)}")
 
-        # Whoever asks for the head alone gets that of GET, and no body.
+        # A HEAD request gets the headers of GET, and no body.
         head_only = scope["method"] == "HEAD"
         asked = {**scope, "path": _path(scope), "method": "GET" if head_only else scope["method"]}
 
@@ -196,11 +196,11 @@ class _Logged:
         try:
             hosts = self._served.settings.hosts
             if hosts and _host(Headers(scope=scope).get("host", "")) not in hosts:
-                told = "This server does not answer under this name. Its operator can allow it."
-                await ApiError(421, told, code="unknown_host").response()(asked, receive, tell)
+                message = "This server does not answer under this name. Its operator can allow it."
+                await ApiError(421, message, code="unknown_host").response()(asked, receive, tell)
             else:
                 await self._app(asked, receive, tell)
-        except Exception as error:  # noqa: BLE001 - told to the client and the log, without texts
+        except Exception as error:  # noqa: BLE001 - for the client and the log, without texts
             log_failure(request_id, error)
             if not status:
                 await internal().response()(asked, receive, tell)

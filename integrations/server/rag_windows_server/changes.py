@@ -1,4 +1,4 @@
-"""Says which documents have changed since they were read, which is once, at the start."""
+"""Reports documents that have changed since the server read them at its start."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ State = dict[str, tuple[int, int]]
 def telling_changes(
     paths: Sequence[str], tell: Callable[[str], object], every_s: float = 5.0
 ) -> Generator[None]:
-    """Tell once of each document that changes, comes or goes meanwhile, with what to do.
+    """Report once each document that changes, is added or removed meanwhile, with advice.
 
     Files behind URLs are not looked at.
     """

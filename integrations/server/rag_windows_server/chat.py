@@ -11,16 +11,16 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 from rag_windows import Passage
-from rag_windows_server import asked
-from rag_windows_server.answering import Answered, Piece
-from rag_windows_server.asked import Asked, Body, Refusals
+from rag_windows_server import bodies
+from rag_windows_server.answering import ServedAnswer, StreamPiece
+from rag_windows_server.bodies import Body, Refusals, ServerRequest
 from rag_windows_server.errors import refused
 from rag_windows_server.routes import Served, body_schema, event, new_id
 from rag_windows_server.settings import Settings
 
 Stop = Annotated[str, StringConstraints(min_length=1)]
 _MOST_STOPS = 16
-"""Each is looked for behind every token."""
+"""Each is searched for after every token."""
 _MOST_DIGITS = 20
 
 
@@ -71,7 +71,7 @@ class ChatBody(Body):
     tool_choice: str | dict[str, Any] | None = None
 
 
-def read(body: ChatBody, served: Served) -> Asked:
+def read(body: ChatBody, served: Served) -> ServerRequest:
     """A body as a question; ApiError where something in it is refused."""
     settings, lm = served.settings, served.lm
     if body.stream_options is not None and not body.stream:
@@ -79,32 +79,32 @@ def read(body: ChatBody, served: Served) -> Asked:
     most, named = body.max_completion_tokens, "max_completion_tokens"
     if body.max_tokens is not None:
         if most not in (None, body.max_tokens):
-            told = "differs from max_completion_tokens. Leave it out."
-            raise refused("max_tokens", told, "invalid_value")
+            why = "differs from max_completion_tokens. Leave it out."
+            raise refused("max_tokens", why, "invalid_value")
         most, named = body.max_tokens, "max_tokens"
     n = body.n or 1
     if n > settings.most_choices:
         raise refused("n", f"{n} is more than {settings.most_choices}.", "invalid_value")
-    tools, choice, strict = asked.tools_of(body.tools, body.tool_choice)
+    tools, choice, strict = bodies.tools_of(body.tools, body.tool_choice)
     if body.parallel_tool_calls is not None and not body.tools:
         raise refused("parallel_tool_calls", "belongs to tools.", "invalid_value")
     if body.top_logprobs is not None and not body.logprobs:
         raise refused("top_logprobs", "needs logprobs. Set it.", "invalid_value")
     messages, passages = conversation(body, settings, tools=bool(tools))
-    method, options = asked.reading(body, lm, settings)
-    options |= asked.sampling(body)
-    options |= asked.answer_form(body.response_format, "response_format", bool(tools))
-    options["max_new_tokens"] = asked.new_tokens(most, named, settings)
+    method, options = bodies.reading(body, lm, settings)
+    options |= bodies.sampling(body)
+    options |= bodies.answer_form(body.response_format, "response_format", bool(tools))
+    options["max_new_tokens"] = bodies.new_tokens(most, named, settings)
     if body.stop:
         options["stop"] = body.stop
     if body.logprobs:
         options |= {"logprobs": True, "top_logprobs": body.top_logprobs or 0}
     if body.logit_bias:
         options["sequence_bias"] = _bias(body.logit_bias, served)
-    return Asked(
+    return ServerRequest(
         messages=messages,
         passages=passages,
-        top_k=asked.top_k(body, bool(passages), served.answering.retriever, settings),
+        top_k=bodies.top_k(body, bool(passages), served.answering.retriever, settings),
         method=method,
         options=options,
         seed=body.seed,
@@ -113,9 +113,9 @@ def read(body: ChatBody, served: Served) -> Asked:
         tool_choice=choice,
         parallel=body.parallel_tool_calls is not False,
         strict="tools[].function.strict" if strict else None,
-        template_kwargs=asked.template_kwargs(body, lm, settings),
+        template_kwargs=bodies.template_kwargs(body, lm, settings),
         n=n,
-        user=asked.user_of(body),
+        user=bodies.user_of(body),
     )
 
 
@@ -123,8 +123,8 @@ def conversation(
     body: ChatBody, settings: Settings, *, tools: bool
 ) -> tuple[list[dict[str, Any]], list[Passage]]:
     """The messages without the documents that they bring, and these."""
-    found = asked.documents_of(body, settings)
-    messages = asked.messages_of(body.messages, found, settings, tools=tools)
+    found = bodies.documents_of(body, settings)
+    messages = bodies.messages_of(body.messages, found, settings, tools=tools)
     return messages, found.passages(settings.most_documents)
 
 
@@ -140,7 +140,7 @@ def _bias(given: Mapping[str, float], served: Served) -> list[list[Any]]:
     return [[[int(token)], float(bias)] for token, bias in given.items()]
 
 
-def usage(answers: Sequence[Answered]) -> dict[str, Any]:
+def usage(answers: Sequence[ServedAnswer]) -> dict[str, Any]:
     """Tokens of a request: its prompt once, and all of its answers."""
     first = answers[0].generation.usage
     written = sum(one.generation.usage.completion_tokens for one in answers)
@@ -155,15 +155,15 @@ def usage(answers: Sequence[Answered]) -> dict[str, Any]:
     }
 
 
-def _annotations(answered: Answered) -> list[dict[str, Any]]:
+def _annotations(answered: ServedAnswer) -> list[dict[str, Any]]:
     return [{"type": "url_citation", "url_citation": one} for one in answered.annotations]
 
 
-def _logprobs(answered: Answered) -> dict[str, Any] | None:
+def _logprobs(answered: ServedAnswer) -> dict[str, Any] | None:
     return None if answered.logprobs is None else {"content": answered.logprobs, "refusal": None}
 
 
-class Shape:
+class ChatShape:
     """Answers to one request in OpenAI's form."""
 
     def __init__(self, body: ChatBody, served: Served) -> None:
@@ -177,7 +177,7 @@ class Shape:
             self._head["service_tier"] = "default"
         self._usage = body.stream_options is not None and bool(body.stream_options.include_usage)
 
-    def whole(self, answers: Sequence[Answered]) -> ChatCompletion:
+    def whole(self, answers: Sequence[ServedAnswer]) -> ChatCompletion:
         """All answers at once."""
         return ChatCompletion.model_validate(
             {
@@ -188,7 +188,7 @@ class Shape:
             }
         )
 
-    def _choice(self, answered: Answered) -> dict[str, Any]:
+    def _choice(self, answered: ServedAnswer) -> dict[str, Any]:
         message: dict[str, Any] = {
             "role": "assistant",
             "content": answered.text if answered.text or not answered.calls else None,
@@ -208,9 +208,9 @@ class Shape:
             "logprobs": _logprobs(answered),
         }
 
-    async def stream(self, pieces: AsyncGenerator[Piece, None]) -> AsyncGenerator[str, None]:
+    async def stream(self, pieces: AsyncGenerator[StreamPiece, None]) -> AsyncGenerator[str, None]:
         """Events of a stream; what is known at the end comes with the last delta of an answer."""
-        answers: list[Answered] = []
+        answers: list[ServedAnswer] = []
         begun: set[int] = set()
         async for piece in pieces:
             delta: dict[str, Any] = {}
@@ -242,10 +242,10 @@ class Shape:
         yield "data: [DONE]\n\n"
 
     def _event(self, choices: list[dict[str, Any]], counted: dict[str, Any] | None) -> str:
-        told = {**self._head, "object": "chat.completion.chunk", "choices": choices}
+        data = {**self._head, "object": "chat.completion.chunk", "choices": choices}
         if self._usage:
-            told["usage"] = counted
-        return event(ChatCompletionChunk.model_validate(told))
+            data["usage"] = counted
+        return event(ChatCompletionChunk.model_validate(data))
 
 
 def routes(served: Served) -> APIRouter:
@@ -260,7 +260,7 @@ def routes(served: Served) -> APIRouter:
     )
     async def complete(request: Request) -> Response:
         return await served.answered(
-            request, ChatBody, read, lambda body, _question, _request_id: Shape(body, served)
+            request, ChatBody, read, lambda body, _question, _request_id: ChatShape(body, served)
         )
 
     return router

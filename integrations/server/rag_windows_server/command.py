@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 import typer
 
 from rag_windows import cli
-from rag_windows.cli import ModelOptions, RayOptions, SearchOptions, count, flag, option
+from rag_windows.cli import LoadOptions, RayOptions, SearchOptions, count, flag, option
 from rag_windows.errors import InputError, require
 from rag_windows.samples import sample_questions
 from rag_windows.visible_text import encodable
@@ -124,7 +124,7 @@ class FleetPart(RayOptions):
 
 @cli.spreading()
 def serve(
-    *, search: SearchOptions, model: ModelOptions, server: ServeOptions, fleet: FleetPart
+    *, search: SearchOptions, model: LoadOptions, server: ServeOptions, fleet: FleetPart
 ) -> None:
     """Serve OpenAI's routes over documents; answers say which passages they read."""
     if fleet.wanted:
@@ -150,10 +150,10 @@ def serve(
         logging.basicConfig(format="%(message)s")
         logging.getLogger("rag_windows.server").setLevel(logging.INFO)
         app = create_app(lm, settings, retriever, keys=keys)
-        told = f"{'' if retriever is None else f'{len(retriever.passages)} passages, '}{model.name}"
+        text = f"{'' if retriever is None else f'{len(retriever.passages)} passages, '}{model.name}"
         with telling_changes([*map(str, search.docs or ())], cli.tell):
             listened = run(
-                app, server.host, server.port, server.grace, lambda at: cli.tell(told + at)
+                app, server.host, server.port, server.grace, lambda at: cli.tell(text + at)
             )
         if not listened:
             raise _unavailable(server.host, server.port)
@@ -181,7 +181,7 @@ def _unavailable(host: str, port: int) -> InputError:
 
 
 def _serve_fleet(
-    search: SearchOptions, model: ModelOptions, server: ServeOptions, fleet: FleetPart
+    search: SearchOptions, model: LoadOptions, server: ServeOptions, fleet: FleetPart
 ) -> None:
     from rag_windows_server.fleet import run
 
@@ -195,12 +195,12 @@ def _serve_fleet(
         settings=_settings(search, model, server),
         routing=fleet.routing,
     )
-    # What is wrong with documents and keys is told before anything starts.
+    # Errors in documents and keys are reported before anything starts.
     made.load_keys()
     if search.docs or model.model is None:
         cli.open_corpus(search, model.model)
     _tell_who_may_ask(model, server)
-    told = f"{made.replicas} readers, {model.name}"
+    text = f"{made.replicas} readers, {model.name}"
     with telling_changes([*map(str, search.docs or ())], cli.tell):
         run(
             made,
@@ -208,11 +208,11 @@ def _serve_fleet(
             server.port,
             address=fleet.ray,
             grace_s=server.grace,
-            told=lambda at: cli.tell(told + at),
+            told=lambda at: cli.tell(text + at),
         )
 
 
-def _settings(search: SearchOptions, model: ModelOptions, server: ServeOptions) -> Settings:
+def _settings(search: SearchOptions, model: LoadOptions, server: ServeOptions) -> Settings:
     from rag_windows_server import Settings
 
     keys = server.api_key_file is not None
@@ -242,7 +242,7 @@ def _settings(search: SearchOptions, model: ModelOptions, server: ServeOptions) 
     )
 
 
-def _tell_who_may_ask(model: ModelOptions, server: ServeOptions) -> None:
+def _tell_who_may_ask(model: LoadOptions, server: ServeOptions) -> None:
     if model.model is None:
         cli.tell(cli.SAMPLE_MODEL)
     if server.api_key_file is None and not _local(server.host):

@@ -1,4 +1,4 @@
-"""All ways in which documents come with a request; no file and no address in one is ever opened."""
+"""Reads the documents of a request, in all their forms; no file and no address is ever opened."""
 
 from __future__ import annotations
 
@@ -72,13 +72,13 @@ def _passage(document: object, param: str) -> Passage:
 
 
 @dataclass(slots=True)
-class Documents:
-    """What the parts of one request bring, each by the way in which it came."""
+class ServedDocuments:
+    """The passages of one request, by the way in which they came."""
 
     ways: dict[str, list[Passage]] = field(default_factory=dict)
 
     def add(self, way: str, passages: Iterable[Passage]) -> None:
-        """Take some more of a way."""
+        """Add passages that came in one way."""
         self.ways.setdefault(way, []).extend(passages)
 
     def count(self) -> int:
@@ -86,7 +86,7 @@ class Documents:
         return sum(map(len, self.ways.values()))
 
     def passages(self, most: int) -> list[Passage]:
-        """All of them, which come in one way, and are not more than that."""
+        """All of them, at most ``most`` and all in one way; else an ApiError."""
         found = self.count()
         if found > most:
             raise refused("documents", f"{found} are more than {most}. Send fewer.", "too_many")
@@ -160,8 +160,8 @@ def _unescaped(value: str) -> str:
         return value
 
 
-def told(count: int) -> str:
-    """What a tool's answer says in the place of its documents."""
+def note(count: int) -> str:
+    """The text of a tool's answer in the place of its documents."""
     return f"{count} documents; they stand at the beginning of this conversation."
 
 

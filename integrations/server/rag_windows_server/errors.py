@@ -51,11 +51,11 @@ class ApiError(Exception):
         super().__init__(message)
         self.status, self.headers = status, dict(headers or {})
         # Both may repeat what a request holds, which may be long.
-        told = {"message": message[:_LONGEST], "param": param and param[:_LONGEST]}
+        clipped = {"message": message[:_LONGEST], "param": param and param[:_LONGEST]}
         self.error = {
-            "message": told["message"],
+            "message": clipped["message"],
             "type": type,
-            "param": told["param"],
+            "param": clipped["param"],
             "code": code,
         }
 
@@ -70,7 +70,7 @@ def refused(param: str, why: str, code: str = "unsupported_parameter") -> ApiErr
 
 
 def busy(status: int, message: str, retry_after: int) -> ApiError:
-    """Too many requests (429), or none now (503)."""
+    """Too many requests (429), or no service now (503)."""
     kind = ("rate_limit_error", "queue_full") if status == 429 else (_SERVER, "unavailable")
     headers = {"Retry-After": str(retry_after)}
     return ApiError(status, message, type=kind[0], code=kind[1], headers=headers)
@@ -78,36 +78,36 @@ def busy(status: int, message: str, retry_after: int) -> ApiError:
 
 def of(error: RagWindowsError) -> ApiError:
     """An error of the engine as the answer to a request."""
-    told = str(error)
+    message = str(error)
     if isinstance(error, LimitError):
-        return ApiError(400, told, code="context_length_exceeded")
+        return ApiError(400, message, code="context_length_exceeded")
     if isinstance(error, ToolsUnsupportedError):
-        return ApiError(400, told, param="tools", code="unsupported_parameter")
+        return ApiError(400, message, param="tools", code="unsupported_parameter")
     if isinstance(error, InputError) or type(error) is GenerationError:
-        return ApiError(400, told, code="invalid_value")
+        return ApiError(400, message, code="invalid_value")
     if isinstance(error, MissingExtraError):
         return missing(None, error)
     if isinstance(error, GenerationTimeoutError):
         # Asking again would take as long, and openai's client would do so by itself.
         again = {"x-should-retry": "false"}
-        return ApiError(504, told, type=_SERVER, code="timeout", headers=again)
+        return ApiError(504, message, type=_SERVER, code="timeout", headers=again)
     if isinstance(error, CancelledGenerationError):
         return busy(503, "The server ended this answer, because it stops.", 5)
     return internal()
 
 
 def missing(param: str | None, error: MissingExtraError) -> ApiError:
-    """What a package is missing for; the command that installs it is for the operator's log."""
+    """A field whose package is missing; the operator's log has the command that installs it."""
     _log.warning("A request was refused: %s", error)
     place = "" if param is None else f"{param}: "
-    told = "This server lacks a package that this request needs. Its operator can install it."
-    return ApiError(400, f"{place}{told}", param=param, code="unsupported_parameter")
+    message = "This server lacks a package that this request needs. Its operator can install it."
+    return ApiError(400, f"{place}{message}", param=param, code="unsupported_parameter")
 
 
 def internal() -> ApiError:
-    """What is not the request's fault; its details stand in the server's log."""
-    told = "The server failed to answer. Its log has the details under this request's id."
-    return ApiError(500, told, type=_SERVER, code="internal_error")
+    """An error that the request did not cause; the server's log has its details."""
+    message = "The server failed to answer. Its log has the details under this request's id."
+    return ApiError(500, message, type=_SERVER, code="internal_error")
 
 
 def log_failure(request_id: str, error: BaseException) -> None:
@@ -117,7 +117,7 @@ def log_failure(request_id: str, error: BaseException) -> None:
 
 
 def answered(error: Exception, request_id: str) -> ApiError:
-    """Any error of a request as its answer; what is not the request's fault is logged."""
+    """Any error of a request as its answer; an error that it did not cause is logged."""
     if isinstance(error, ApiError):
         return error
     found = of(error) if isinstance(error, RagWindowsError) else internal()
@@ -127,17 +127,17 @@ def answered(error: Exception, request_id: str) -> ApiError:
 
 
 def error_event(error: ApiError, number: int | None = None) -> str:
-    """An error in a stream whose status is out already, as a server-sent event.
+    """An error as a server-sent event, for a stream whose status was sent already.
 
     Args:
         number: of the event in a stream of ``/v1/responses``; None in one of chat completions.
     """
-    told: dict[str, Any] = {"error": error.error}
+    data: dict[str, Any] = {"error": error.error}
     if number is None:
-        return f"data: {json.dumps(told)}\n\n"
-    told |= {name: error.error[name] for name in ("message", "code", "param")}
-    told |= {"type": "error", "sequence_number": number}
-    return f"event: error\ndata: {json.dumps(told)}\n\ndata: [DONE]\n\n"
+        return f"data: {json.dumps(data)}\n\n"
+    data |= {name: error.error[name] for name in ("message", "code", "param")}
+    data |= {"type": "error", "sequence_number": number}
+    return f"event: error\ndata: {json.dumps(data)}\n\ndata: [DONE]\n\n"
 
 
 def malformed(error: ValidationError) -> ApiError:
@@ -145,13 +145,13 @@ def malformed(error: ValidationError) -> ApiError:
     first = error.errors(include_url=False, include_input=False, include_context=False)[0]
     param = _place(first["loc"])
     if first["type"] == "extra_forbidden":
-        told = f"Unrecognized request argument supplied: {param}"
-        return ApiError(400, told, param=param, code="unknown_parameter")
+        message = f"Unrecognized request argument supplied: {param}"
+        return ApiError(400, message, param=param, code="unknown_parameter")
     if first["type"] == "missing":
-        told = f"Missing required parameter: '{param}'."
-        return ApiError(400, told, param=param, code="missing_required_parameter")
-    told = f"{param or 'The body'}: {first['msg'].removeprefix('Value error, ')}"
-    return ApiError(400, told, param=param or None, code="invalid_value")
+        message = f"Missing required parameter: '{param}'."
+        return ApiError(400, message, param=param, code="missing_required_parameter")
+    message = f"{param or 'The body'}: {first['msg'].removeprefix('Value error, ')}"
+    return ApiError(400, message, param=param or None, code="invalid_value")
 
 
 # What pydantic puts between the names of fields: the kinds of a union.

@@ -22,7 +22,7 @@ class Tenant:
 
     Attributes:
         name: as the log and the metrics call it.
-        salt: of its part of the passage cache; it comes from the key alone. None without keys.
+        salt: of its part of the passage cache; it depends only on the key. None without keys.
         operator: whether it may warm and remove passages, and read the metrics.
     """
 
@@ -32,7 +32,7 @@ class Tenant:
 
 
 EVERYONE = Tenant("everyone", None, operator=True)
-"""Who asks a server without keys."""
+"""The tenant of a server without keys."""
 
 
 class Keys:
@@ -53,7 +53,7 @@ class Keys:
         """Read a file of keys.
 
         Raises:
-            InputError: it can't be read, or a line is none; no key is told.
+            InputError: it can't be read, or a line is no key; messages show no key.
         """
         try:
             text = Path(os.path.expanduser(path)).read_text(encoding="utf-8")
@@ -93,7 +93,7 @@ class Keys:
         return [tenant for _, tenant in self._known] or [EVERYONE]
 
     def tenant(self, authorization: str | None) -> Tenant:
-        """Whose request it is, by its Authorization header; every key is looked at.
+        """The tenant of a request, by its Authorization header; every key is compared.
 
         Raises:
             ApiError: 401, there is no key in it, or one that is not known.

@@ -1,4 +1,4 @@
-"""What the server tells Prometheus."""
+"""What the server reports to Prometheus."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rag_windows import PassageCache
 from rag_windows_server.keys import Tenant
 
 if TYPE_CHECKING:
-    from rag_windows_server.answering import Answered
+    from rag_windows_server.answering import ServedAnswer
 
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 _RATES = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
@@ -74,25 +74,25 @@ class Metrics:
         self._requests.labels(route, str(status)).inc()
 
     @contextmanager
-    def answering(self, tenant: Tenant, rows: int) -> Generator[Told]:
-        """Answers are being written; what becomes of them is told on the way."""
-        told = Told()
-        outcome = "cancelled"
+    def answering(self, tenant: Tenant, rows: int) -> Generator[Outcome]:
+        """Count answers while they are written; the caller sets their outcome."""
+        outcome = Outcome()
+        failure = "cancelled"
         self._rows.inc(rows)
         try:
-            yield told
-            outcome = "error"
+            yield outcome
+            failure = "error"
         except Exception:
-            outcome = "error"
+            failure = "error"
             raise
         finally:
             self._rows.dec(rows)
-            if not told.answers:
-                self._answers.labels(tenant.name, outcome).inc(rows)
-            self._count(tenant, told)
+            if not outcome.answers:
+                self._answers.labels(tenant.name, failure).inc(rows)
+            self._count(tenant, outcome)
 
-    def _count(self, tenant: Tenant, told: Told) -> None:
-        for one in told.answers:
+    def _count(self, tenant: Tenant, outcome: Outcome) -> None:
+        for one in outcome.answers:
             usage, timings = one.generation.usage, one.generation.timings
             self._answers.labels(tenant.name, one.finish_reason).inc()
             self._tokens.labels(tenant.name, "prompt").inc(usage.prompt_tokens)
@@ -110,8 +110,8 @@ class Metrics:
         return own if cache is None else own + cache.metrics().encode()
 
 
-class Told:
-    """What became of one request; empty until its answers are whole."""
+class Outcome:
+    """The answers to one request; empty until all of them are complete."""
 
     def __init__(self) -> None:
-        self.answers: Sequence[Answered] = ()
+        self.answers: Sequence[ServedAnswer] = ()

@@ -57,8 +57,8 @@ def routes(served: Served) -> APIRouter:
     def cache(tenant: Tenant) -> PassageCache:
         found = served.answering.model(tenant).cache
         if found is None:
-            told = "This server has no passage cache. Start it without --no-cache."
-            raise ApiError(409, told, code="no_cache")
+            message = "This server has no passage cache. Start it without --no-cache."
+            raise ApiError(409, message, code="no_cache")
         return found
 
     @router.post(

@@ -1,4 +1,4 @@
-"""The process of a server: uvicorn, which starts, listens, and ends what is under way."""
+"""Runs a server with uvicorn, which starts, listens, and ends answers in progress."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _REST_S = 5.0
 class Server(uvicorn.Server):
     """Runs an application of `create_app` until SIGINT or SIGTERM.
 
-    Then requests in line are refused, and answers under way get some seconds; what is left is
-    ended after the next token, and its clients are told.
+    Then waiting requests are refused, and answers in progress get some seconds; those left are
+    ended after the next token, and their clients get an error.
 
     Args:
         app: the application.
-        grace_s: seconds for answers under way.
-        told: called with " on http://..." when it listens.
+        grace_s: seconds for answers in progress.
+        report: called with " on http://..." when it listens.
     """
 
     def __init__(
@@ -33,7 +33,7 @@ class Server(uvicorn.Server):
         host: str = "127.0.0.1",
         port: int = 8000,
         grace_s: float = 5.0,
-        told: Callable[[str], None] = lambda at: None,
+        report: Callable[[str], None] = lambda at: None,
     ) -> None:
         config = uvicorn.Config(
             app,
@@ -46,7 +46,7 @@ class Server(uvicorn.Server):
         )
         super().__init__(config)
         self._answering = app.state.served.answering
-        self._grace_s, self._told = grace_s, told
+        self._grace_s, self._report = grace_s, report
 
     @property
     def address(self) -> str:
@@ -55,13 +55,13 @@ class Server(uvicorn.Server):
         return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen, and say where."""
+        """Listen, and report the address."""
         await super().startup(sockets)
         if self.started:
-            self._told(f" on {self.address}")
+            self._report(f" on {self.address}")
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """End, within the grace and a little more."""
+        """Stop within the grace period and a little more."""
         self._answering.line.close()
 
         async def end() -> None:
@@ -77,9 +77,9 @@ class Server(uvicorn.Server):
                 await ending
 
 
-def run(app: FastAPI, host: str, port: int, grace_s: float, told: Callable[[str], None]) -> bool:
-    """Serve until the process is told to stop; whether it could listen."""
-    server = Server(app, host, port, grace_s, told)
+def run(app: FastAPI, host: str, port: int, grace_s: float, report: Callable[[str], None]) -> bool:
+    """Serve until a signal stops the process; False if it could not listen."""
+    server = Server(app, host, port, grace_s, report)
     # uvicorn raises the signal again when all has ended; the caller still has a cache to write.
     before = signal.signal(signal.SIGTERM, lambda *_: None)
     try:

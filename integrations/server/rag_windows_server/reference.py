@@ -55,14 +55,14 @@ def _route(path: str, method: str, route: Mapping[str, Any]) -> Iterator[str]:
     needed = schema.get("required", ())
     yield "<table><tr><th>field</th><th>type</th><th></th></tr>"
     for name, field in schema["properties"].items():
-        told = "required" if name in needed else ""
+        note = "required" if name in needed else ""
         kind = escape(" or ".join(_kinds(field)))
-        yield f"<tr><td><code>{escape(name)}</code></td><td>{kind}</td><td>{told}</td></tr>"
+        yield f"<tr><td><code>{escape(name)}</code></td><td>{kind}</td><td>{note}</td></tr>"
     yield "</table>"
 
 
 def _kinds(field: Mapping[str, Any]) -> list[str]:
-    """How a field's type is called."""
+    """The names of a field's types."""
     if "anyOf" in field:
         return [kind for one in field["anyOf"] for kind in _kinds(one) if kind != "null"]
     if "enum" in field or "const" in field:

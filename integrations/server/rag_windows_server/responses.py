@@ -14,9 +14,9 @@ from openai.types.responses.response_usage import InputTokensDetails, OutputToke
 from pydantic import BaseModel, ConfigDict, Field
 
 from rag_windows import Passage
-from rag_windows_server import asked, errors
-from rag_windows_server.answering import Answered, Piece
-from rag_windows_server.asked import Asked, Body, Refusals
+from rag_windows_server import bodies, errors
+from rag_windows_server.answering import ServedAnswer, StreamPiece
+from rag_windows_server.bodies import Body, Refusals, ServerRequest
 from rag_windows_server.errors import ApiError, refused
 from rag_windows_server.routes import Served, body_schema, event
 from rag_windows_server.settings import Settings
@@ -84,34 +84,34 @@ class ResponsesBody(Body):
     top_logprobs: int | None = Field(default=None, ge=0, le=20)
 
 
-def read(body: ResponsesBody, served: Served) -> Asked:
+def read(body: ResponsesBody, served: Served) -> ServerRequest:
     """A body as a question; ApiError where something in it is refused."""
     settings, lm = served.settings, served.lm
     if body.stream_options is not None and not body.stream:
         raise refused("stream_options", "belong to a stream. Set stream.", "invalid_value")
     for index, name in enumerate(body.include or ()):
         if name != _LOGPROBS:
-            told = f"{name!r:.60} can't be given here; {_LOGPROBS} can. Leave it out."
-            raise refused(f"include[{index}]", told)
+            why = f"{name!r:.60} can't be given here; {_LOGPROBS} can. Leave it out."
+            raise refused(f"include[{index}]", why)
     text = body.text or TextForm()
     if text.verbosity is not None:
-        told = "it can't be set for this model. Ask for it in the instructions."
-        raise refused("text.verbosity", told)
+        why = "it can't be set for this model. Ask for it in the instructions."
+        raise refused("text.verbosity", why)
     definitions = [_definition(tool, f"tools[{index}]") for index, tool in _numbered(body.tools)]
-    tools, choice, strict = asked.tools_of(definitions, body.tool_choice)
+    tools, choice, strict = bodies.tools_of(definitions, body.tool_choice)
     messages, passages = conversation(body, settings, tools=bool(tools))
-    method, options = asked.reading(body, lm, settings)
-    options |= asked.sampling(body)
-    options |= asked.answer_form(text.format, "text.format", bool(tools))
-    options["max_new_tokens"] = asked.new_tokens(
+    method, options = bodies.reading(body, lm, settings)
+    options |= bodies.sampling(body)
+    options |= bodies.answer_form(text.format, "text.format", bool(tools))
+    options["max_new_tokens"] = bodies.new_tokens(
         body.max_output_tokens, "max_output_tokens", settings
     )
     if body.include or body.top_logprobs:
         options |= {"logprobs": True, "top_logprobs": body.top_logprobs or 0}
-    return Asked(
+    return ServerRequest(
         messages=messages,
         passages=passages,
-        top_k=asked.top_k(body, bool(passages), served.answering.retriever, settings),
+        top_k=bodies.top_k(body, bool(passages), served.answering.retriever, settings),
         method=method,
         options=options,
         penalties=(body.frequency_penalty or 0.0, body.presence_penalty or 0.0),
@@ -119,8 +119,8 @@ def read(body: ResponsesBody, served: Served) -> Asked:
         tool_choice=choice,
         parallel=body.parallel_tool_calls is not False,
         strict="tools[].strict" if strict else None,
-        template_kwargs=asked.template_kwargs(body, lm, settings),
-        user=asked.user_of(body),
+        template_kwargs=bodies.template_kwargs(body, lm, settings),
+        user=bodies.user_of(body),
         param="input",
     )
 
@@ -136,7 +136,7 @@ def _definition(tool: Mapping[str, Any], place: str) -> dict[str, Any]:
     """A function in the form of chat completions; other tools as they are, for their refusal."""
     if tool.get("type") != "function":
         return dict(tool)
-    asked.check_names(tool, ("type", *_FUNCTION), place)
+    bodies.check_names(tool, ("type", *_FUNCTION), place)
     function = {name: tool[name] for name in _FUNCTION if tool.get(name) is not None}
     return {"type": "function", "function": function}
 
@@ -145,9 +145,9 @@ def conversation(
     body: ResponsesBody, settings: Settings, *, tools: bool
 ) -> tuple[list[dict[str, Any]], list[Passage]]:
     """The messages without the documents that they bring, and these."""
-    found = asked.documents_of(body, settings)
+    found = bodies.documents_of(body, settings)
     given, places = _turns(body)
-    messages = asked.messages_of(given, found, settings, tools=tools, param="input", places=places)
+    messages = bodies.messages_of(given, found, settings, tools=tools, param="input", places=places)
     return messages, found.passages(settings.most_documents)
 
 
@@ -176,25 +176,25 @@ def _turns(body: ResponsesBody) -> tuple[list[dict[str, Any]], list[str]]:
             messages.append(_result(item, place))
         elif kind == "reasoning":
             # Of a turn that is over: chat templates leave it out, too.
-            asked.check_names(item, ("type", "id", "summary", "content", "status"), place)
+            bodies.check_names(item, ("type", "id", "summary", "content", "status"), place)
             continue
         else:
-            told = (
+            why = (
                 f"items of type {kind!r:.60} can't be read. Send messages, calls of functions and "
                 "their outputs."
             )
-            raise refused(f"{place}.type", told, "invalid_value")
+            raise refused(f"{place}.type", why, "invalid_value")
         places.append(place)
     return messages, places
 
 
 def _message(item: Mapping[str, Any], place: str) -> dict[str, Any]:
     # An earlier answer comes back with all that it had.
-    asked.check_names(item, ("type", "id", "status", "phase", "role", "content"), place)
+    bodies.check_names(item, ("type", "id", "status", "phase", "role", "content"), place)
     message = {"role": item.get("role"), "content": item.get("content")}
     if message["role"] == "tool":
-        told = "must not be tool. Send an item of type function_call_output."
-        raise refused(f"{place}.role", told, "invalid_value")
+        why = "must not be tool. Send an item of type function_call_output."
+        raise refused(f"{place}.role", why, "invalid_value")
     return message
 
 
@@ -206,21 +206,21 @@ def _text_of(item: Mapping[str, Any], name: str, place: str) -> str:
 
 
 def _call(item: Mapping[str, Any], place: str) -> dict[str, Any]:
-    asked.check_names(item, ("type", "id", "status", "call_id", "name", "arguments"), place)
+    bodies.check_names(item, ("type", "id", "status", "call_id", "name", "arguments"), place)
     names = ("name", "arguments")
     function = {name: _text_of(item, name, place) for name in names}
     return {"type": "function", "id": _text_of(item, "call_id", place), "function": function}
 
 
 def _result(item: Mapping[str, Any], place: str) -> dict[str, Any]:
-    asked.check_names(item, ("type", "id", "status", "call_id", "output", "artifact"), place)
+    bodies.check_names(item, ("type", "id", "status", "call_id", "output", "artifact"), place)
     output = item.get("output")
     if isinstance(output, list):
         for index, part in enumerate(output):
             if not isinstance(part, Mapping) or part.get("type") != "input_text":
-                told = "only texts can be read. Give parts of type input_text."
-                raise refused(f"{place}.output[{index}]", told, "invalid_value")
-            asked.check_names(part, ("type", "text"), f"{place}.output[{index}]")
+                why = "only texts can be read. Give parts of type input_text."
+                raise refused(f"{place}.output[{index}]", why, "invalid_value")
+            bodies.check_names(part, ("type", "text"), f"{place}.output[{index}]")
     else:
         output = _text_of(item, "output", place)
     call_id = _text_of(item, "call_id", place)
@@ -234,9 +234,9 @@ def _new_id(kind: str) -> str:
     return f"{kind}_{secrets.token_hex(12)}"
 
 
-def _usage(answered: Answered) -> types.ResponseUsage:
+def _usage(answered: ServedAnswer) -> types.ResponseUsage:
     usage = answered.generation.usage
-    # OpenAI's cache_write_tokens are not counted here, and a number that is made up is not told.
+    # OpenAI's cache_write_tokens are not counted here, and a number that is made up is not sent.
     return types.ResponseUsage(
         input_tokens=usage.prompt_tokens,
         input_tokens_details=InputTokensDetails.model_construct(cached_tokens=usage.cached_tokens),
@@ -252,14 +252,14 @@ class _Response(types.Response):
     completed_at: int | None = None
 
 
-class Shape:
+class ResponsesShape:
     """The answer to one request in OpenAI's form."""
 
     def __init__(
-        self, body: ResponsesBody, question: Asked, request_id: str, served: Served
+        self, body: ResponsesBody, question: ServerRequest, request_id: str, served: Served
     ) -> None:
         self._request_id = request_id
-        self._told = 0
+        self._sequence_number = 0
         settings = served.settings
         config: Any = served.lm.model.generation_config
         options = question.options
@@ -305,12 +305,12 @@ class Shape:
             "presence_penalty": question.penalties[1],
         }
 
-    def whole(self, answers: Sequence[Answered]) -> types.Response:
+    def whole(self, answers: Sequence[ServedAnswer]) -> types.Response:
         """The answer at once; this route has one."""
         (answered,) = answers
         return self._answer(answered, _items(answered, answered.text))
 
-    def _answer(self, answered: Answered, output: list[dict[str, Any]]) -> types.Response:
+    def _answer(self, answered: ServedAnswer, output: list[dict[str, Any]]) -> types.Response:
         cut = answered.finish_reason == "length"
         return self._response(
             status="incomplete" if cut else "completed",
@@ -325,8 +325,8 @@ class Shape:
     def _response(self, **fields: Any) -> types.Response:
         return _Response.model_validate({**self._head, **fields})
 
-    async def stream(self, pieces: AsyncGenerator[Piece, None]) -> AsyncGenerator[str, None]:
-        """Events of a stream; one that fails on its way ends with ``response.failed``."""
+    async def stream(self, pieces: AsyncGenerator[StreamPiece, None]) -> AsyncGenerator[str, None]:
+        """Events of a stream; one that fails ends with ``response.failed``."""
         begun = self._response()
         yield self._event(types.ResponseCreatedEvent, response=begun)
         yield self._event(types.ResponseInProgressEvent, response=begun)
@@ -358,28 +358,28 @@ class Shape:
                         yield one
                 if piece.text and item is not None:
                     yield self._delta(item, int(thought is not None), piece.text)
-        except Exception as error:  # noqa: BLE001 - told to the client, and logged
-            told = errors.answered(error, self._request_id)
+        except Exception as error:  # noqa: BLE001 - reported to the client, and logged
+            failure = errors.answered(error, self._request_id)
             output = []
             if thought is not None:
                 status = "incomplete" if item is None else "completed"
                 output.append(_reasoning_item(reasoning, status, thought["id"]))
             if item is not None:
                 output.append(_message_item(text, "incomplete", item["id"]))
-            for one in self._failed(told, output):
+            for one in self._failed(failure, output):
                 yield one
         # Open Responses asks for it; OpenAI's own clients stop at it.
         yield "data: [DONE]\n\n"
 
     def _ended(
         self,
-        answered: Answered,
+        answered: ServedAnswer,
         text: str,
         last: str,
         begun: dict[str, Any] | None,
         thought: dict[str, Any] | None,
     ) -> Iterator[str]:
-        """What is left to tell when all is known.
+        """The last events, when the answer is complete.
 
         ``begun`` is the message whose text was streamed, but for its ``last`` piece; ``thought`` is
         the item of the reasoning, which ended when the message began.
@@ -403,22 +403,22 @@ class Shape:
         yield self._event(kind, response=self._answer(answered, output))
 
     def _failed(self, error: ApiError, output: list[dict[str, Any]]) -> Iterator[str]:
-        told = error.error
+        details = error.error
         names = ("message", "code", "param")
-        flat = {name: told[name] for name in names}
-        # OpenAI's clients raise what stands under this name, and take no notice of the rest.
-        yield self._event(types.ResponseErrorEvent, **flat, error=told)
-        # The type of a response knows a few codes alone; the event before it has ours.
+        flat = {name: details[name] for name in names}
+        # OpenAI's clients raise what stands under this name, and ignore the rest.
+        yield self._event(types.ResponseErrorEvent, **flat, error=details)
+        # The type of a response knows only a few codes; the event before it has ours.
         code = {400: "invalid_prompt", 429: "rate_limit_exceeded"}.get(error.status, "server_error")
-        failure = {"code": code, "message": told["message"]}
+        failure = {"code": code, "message": details["message"]}
         failed = self._response(status="failed", error=failure, output=output)
         yield self._event(types.ResponseFailedEvent, response=failed)
 
     def _event(self, kind: type[BaseModel], **fields: Any) -> str:
         (name,) = get_args(kind.model_fields["type"].annotation)
-        told = {**fields, "type": name, "sequence_number": self._told}
-        self._told += 1
-        return event(kind.model_validate(told), name)
+        data = {**fields, "type": name, "sequence_number": self._sequence_number}
+        self._sequence_number += 1
+        return event(kind.model_validate(data), name)
 
     def _opened(self, item: dict[str, Any], index: int) -> Iterator[str]:
         begun = {**item, "content": [], "status": "in_progress"}
@@ -495,7 +495,7 @@ def _reasoning_item(text: str, status: str, identity: str | None = None) -> dict
 
 
 def _items(
-    answered: Answered,
+    answered: ServedAnswer,
     text: str,
     begun: dict[str, Any] | None = None,
     thought: dict[str, Any] | None = None,
@@ -535,10 +535,10 @@ def _items(
 
 def _logprob(entry: Mapping[str, Any]) -> dict[str, Any]:
     # The type of a response wants a list of bytes where chat completions have None.
-    told = {**entry, "bytes": entry["bytes"] or []}
+    logprob = {**entry, "bytes": entry["bytes"] or []}
     if "top_logprobs" in entry:
-        told["top_logprobs"] = [_logprob(one) for one in entry["top_logprobs"]]
-    return told
+        logprob["top_logprobs"] = [_logprob(one) for one in entry["top_logprobs"]]
+    return logprob
 
 
 def routes(served: Served) -> APIRouter:
@@ -556,7 +556,7 @@ def routes(served: Served) -> APIRouter:
             request,
             ResponsesBody,
             read,
-            lambda body, question, request_id: Shape(body, question, request_id, served),
+            lambda body, question, request_id: ResponsesShape(body, question, request_id, served),
         )
 
     return router

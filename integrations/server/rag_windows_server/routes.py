@@ -17,8 +17,14 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Message, Receive, Scope, Send
 
 from rag_windows import WindowedLM
-from rag_windows_server.answering import Answered, Answering, ClientLeft, Piece, until_left
-from rag_windows_server.asked import Asked, Body
+from rag_windows_server.answering import (
+    Answering,
+    ClientLeft,
+    ServedAnswer,
+    StreamPiece,
+    until_left,
+)
+from rag_windows_server.bodies import Body, ServerRequest
 from rag_windows_server.errors import ApiError, answered, error_event, malformed
 from rag_windows_server.keys import Keys, Tenant
 from rag_windows_server.metrics import Metrics
@@ -27,13 +33,13 @@ from rag_windows_server.settings import Settings
 B = TypeVar("B", bound=BaseModel)
 
 
-class Shape(Protocol):
+class AnswerShape(Protocol):
     """How the answers to one request look on its route."""
 
-    def whole(self, answers: Sequence[Answered], /) -> BaseModel:
+    def whole(self, answers: Sequence[ServedAnswer], /) -> BaseModel:
         """All answers at once."""
 
-    def stream(self, pieces: AsyncGenerator[Piece, None], /) -> AsyncGenerator[str, None]:
+    def stream(self, pieces: AsyncGenerator[StreamPiece, None], /) -> AsyncGenerator[str, None]:
         """The events of a stream."""
 
 
@@ -43,7 +49,7 @@ class Served:
 
     Attributes:
         created: when it started, in seconds since 1970.
-        fingerprint: of the model and its method, as answers tell it.
+        fingerprint: of the model and its method, as answers state it.
     """
 
     lm: WindowedLM
@@ -59,11 +65,11 @@ class Served:
         return self.keys.tenant(request.headers.get("authorization"))
 
     def operator(self, request: Request) -> Tenant:
-        """The same, who must be an operator; else ApiError 403."""
+        """The tenant, who must be an operator; else ApiError 403."""
         tenant = self.tenant(request)
         if not tenant.operator:
-            told = "This route is for operators; this key is none of theirs."
-            raise ApiError(403, told, type="permission_error", code="operators_only")
+            message = "This route is for operators; this key is none of theirs."
+            raise ApiError(403, message, type="permission_error", code="operators_only")
         return tenant
 
     async def body(self, request: Request, kind: type[B]) -> B:
@@ -73,8 +79,8 @@ class Served:
             ApiError: it is too large, no JSON, or has fields that are refused.
         """
         if not request.headers.get("content-type", "").lower().startswith("application/json"):
-            told = "The body must be JSON. Send the header Content-Type: application/json."
-            raise ApiError(415, told, code="unsupported_media_type")
+            message = "The body must be JSON. Send the header Content-Type: application/json."
+            raise ApiError(415, message, code="unsupported_media_type")
         most, parts, size = self.settings.most_body_bytes, [], 0
         coming, idle_s = request.stream(), self.settings.idle_s
         while True:
@@ -82,30 +88,30 @@ class Served:
                 async with asyncio.timeout(idle_s):
                     part = await anext(coming, None)
             except TimeoutError as error:
-                told = f"The rest of the body did not come within {idle_s:g} seconds."
+                message = f"The rest of the body did not come within {idle_s:g} seconds."
                 headers = {"Connection": "close"}
-                raise ApiError(408, told, code="timeout", headers=headers) from error
+                raise ApiError(408, message, code="timeout", headers=headers) from error
             except ClientDisconnect as error:
                 raise ClientLeft from error
             if part is None:
                 break
             size += len(part)
             if size > most:
-                told = f"The body is larger than {most} bytes, the most that this server takes."
-                raise ApiError(413, told, code="body_too_large")
+                message = f"The body is larger than {most} bytes, the most that this server takes."
+                raise ApiError(413, message, code="body_too_large")
             parts.append(part)
         read = await asyncio.to_thread(read_body, b"".join(parts), kind)
         if isinstance(read, Body) and not self.settings.serves(read.model):
-            told = f"The model {read.model!r:.100} is not served here; see GET /v1/models."
-            raise ApiError(404, told, param="model", code="model_not_found")
+            message = f"The model {read.model!r:.100} is not served here; see GET /v1/models."
+            raise ApiError(404, message, param="model", code="model_not_found")
         return read
 
     async def answered(
         self,
         request: Request,
         kind: type[B],
-        read: Callable[[B, Served], Asked],
-        shape: Callable[[B, Asked, str], Shape],
+        read: Callable[[B, Served], ServerRequest],
+        shape: Callable[[B, ServerRequest, str], AnswerShape],
     ) -> Response:
         """Answer a request of either route, whole or as a stream.
 
@@ -135,8 +141,8 @@ def read_body(text: bytes, kind: type[B]) -> B:
     try:
         given = from_json(text, allow_inf_nan=False)
     except ValueError as error:
-        told = f"The body is no JSON: {error}"
-        raise ApiError(400, told, code="invalid_json") from error
+        message = f"The body is no JSON: {error}"
+        raise ApiError(400, message, code="invalid_json") from error
     try:
         return kind.model_validate(given)
     except ValidationError as error:
@@ -148,7 +154,7 @@ _PING = ": ping\n\n"
 
 
 class Stream(StreamingResponse):
-    """Server-sent events; however it ends, the work behind it ends with it."""
+    """Server-sent events; when they end for any reason, the work behind them ends, too."""
 
     media_type = "text/event-stream"
 
@@ -156,8 +162,8 @@ class Stream(StreamingResponse):
     async def begun(
         cls,
         request: Request,
-        pieces: AsyncGenerator[Piece, None],
-        shape: Callable[[AsyncGenerator[Piece, None]], AsyncGenerator[str, None]],
+        pieces: AsyncGenerator[StreamPiece, None],
+        shape: Callable[[AsyncGenerator[StreamPiece, None]], AsyncGenerator[str, None]],
     ) -> Stream:
         """A stream whose question was checked, so that errors before it have their own status.
 
@@ -175,8 +181,8 @@ class Stream(StreamingResponse):
             await pieces.aclose()
             raise
 
-        async def written() -> AsyncGenerator[Piece, None]:
-            piece: Piece | None = await first
+        async def written() -> AsyncGenerator[StreamPiece, None]:
+            piece: StreamPiece | None = await first
             while piece is not None:
                 if piece.text or piece.reasoning or piece.answered is not None:
                     yield piece
@@ -186,7 +192,7 @@ class Stream(StreamingResponse):
             try:
                 async for one in shape(written()):
                     yield one
-            except Exception as error:  # noqa: BLE001 - told to the client, and logged
+            except Exception as error:  # noqa: BLE001 - reported to the client, and logged
                 yield error_event(answered(error, request.state.request_id))
 
         headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
@@ -195,9 +201,9 @@ class Stream(StreamingResponse):
     def __init__(
         self,
         settings: Settings,
-        first: asyncio.Future[Piece],
+        first: asyncio.Future[StreamPiece],
         events: AsyncGenerator[str | None, None],
-        pieces: AsyncGenerator[Piece, None],
+        pieces: AsyncGenerator[StreamPiece, None],
         headers: Mapping[str, str],
     ) -> None:
         super().__init__(self._pinged(), headers=headers)
@@ -216,7 +222,7 @@ class Stream(StreamingResponse):
             yield event
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send it; a client that stops reading does not keep its turn."""
+        """Send the stream; a client that stops reading loses its turn."""
 
         async def send_in_time(message: Message) -> None:
             async with asyncio.timeout(self._settings.idle_s):
@@ -226,7 +232,7 @@ class Stream(StreamingResponse):
             with suppress(TimeoutError, ClientDisconnect):
                 await super().__call__(scope, receive, send_in_time)
         finally:
-            # What is under way in the generators must have ended before they can be closed.
+            # The work in the generators must have ended before they can be closed.
             await _ended(self._coming)
             await self._events.aclose()
             await self._pieces.aclose()
@@ -249,11 +255,11 @@ def _json(data: BaseModel) -> str:
 
 
 def new_id(kind: str) -> str:
-    """A name that nothing else has: ``chatcmpl-...``."""
+    """A unique name: ``chatcmpl-...``."""
     return f"{kind}-{secrets.token_hex(12)}"
 
 
 def body_schema(kind: type[BaseModel]) -> dict[str, Any]:
-    """What the pages of the API tell about a body that a route reads by itself."""
+    """OpenAPI's description of a body that a route reads by itself."""
     schema = kind.model_json_schema()
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}

@@ -19,7 +19,7 @@ from pydantic import BaseModel
 
 from rag_windows.errors import InputError, RagWindowsError
 from vllm_rag_windows.prompts import (
-    Encoded,
+    SentWindows,
     WindowedPrompt,
     WindowPrompts,
     checked,
@@ -36,7 +36,7 @@ REFUSED = (
 """Fields of vLLM's chat completions that change a prompt, which is made here."""
 
 
-class Asked(BaseModel):
+class WindowedBody(BaseModel):
     """The fields of a body that this route reads; vLLM's handler reads the others."""
 
     messages: list[dict[str, Any]]
@@ -66,7 +66,7 @@ class DocumentsEndpoint:
                 "The endpoint plug-in rag-windows needs the connector: start vLLM with "
                 "--kv-transfer-config, kv_connector='RagWindowsConnector'. See docs/vllm.md."
             )
-        self._engine, self._encoded = engine_client, Encoded()
+        self._engine, self._encoded = engine_client, SentWindows()
         self._prompts = WindowPrompts(engine_client.get_tokenizer())
 
     async def chat_completions(self, request: Request) -> Any:
@@ -81,8 +81,8 @@ class DocumentsEndpoint:
             own = {name: body[name] for name in body if name not in ("documents", "method")}
             wanted = ChatCompletionRequest.model_validate(own)
         except (RagWindowsError, TypeError, ValueError) as error:
-            told = {"message": str(error), "type": "invalid_request_error", "param": None}
-            return JSONResponse({"error": {**told, "code": 400}}, 400)
+            details = {"message": str(error), "type": "invalid_request_error", "param": None}
+            return JSONResponse({"error": {**details, "code": 400}}, 400)
         wanted.kv_transfer_params = {**(prompt.params or {}), "prompt_token_ids": [*prompt.ids]}
 
         async def answer() -> Any:
@@ -99,7 +99,7 @@ class DocumentsEndpoint:
         return found
 
     def _prompt(self, body: Any) -> WindowedPrompt:
-        asked = checked(Asked, body, "body")
+        asked = checked(WindowedBody, body, "body")
         if given := [name for name in REFUSED if body.get(name) is not None]:
             raise InputError(f"{given} can't be had with windows. Leave them out.")
         messages = [_with_text(message) for message in asked.messages]

@@ -8,8 +8,8 @@ from typing import Any
 from rag_windows.errors import GenerationError
 from vllm_rag_windows.prompts import (
     Document,
-    Encoded,
     Query,
+    SentWindows,
     WindowedPrompt,
     WindowPrompts,
     failed,
@@ -28,7 +28,7 @@ class OfflineWindows:
     def __init__(self, llm: Any, **options: Any) -> None:
         self._llm = llm
         self._prompts = WindowPrompts(llm.get_tokenizer(), **options)
-        self._encoded = Encoded()
+        self._encoded = SentWindows()
 
     def generate(
         self, questions: Iterable[tuple[Query, Iterable[Document]]], sampling: Any = None

@@ -1,4 +1,4 @@
-"""One request over windows: made of a conversation, told to vLLM, and read again inside it."""
+"""One request over windows: built from a conversation, sent to vLLM, and read again inside it."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ class WindowedPrompt:
         """Positions by which keys are moved forward.
 
         vLLM counts the query's positions from `read_tokens` on. Attention with rotary embeddings
-        knows distances alone, so the keys are moved instead of the query, which belongs behind the
+        knows only distances, so the keys are moved instead of the query, which belongs behind the
         longest window.
         """
         return self.read_tokens - len(self.prefix) - max(map(len, self.windows))
@@ -197,8 +197,8 @@ class WindowPrompts:
 def _temperature_of(given: str | Method) -> float:
     """The temperature of a method that differs from PCW in nothing else; MethodError otherwise."""
     method = resolve(given)
-    weighed = any(query_bias(method, count) for count in (1, 2, 20))
-    if _STEPS(method) != _STEPS(_PCW) or weighed:
+    biased = any(query_bias(method, count) for count in (1, 2, 20))
+    if _STEPS(method) != _STEPS(_PCW) or biased:
         raise MethodError(
             f"{method!r} can't be served in vLLM, whose attention weighs all keys alike. Use "
             "'pcw', or 'ape:temperature=0.9,scale=1' with another temperature; for all other "
@@ -227,7 +227,7 @@ def failed(output: Any) -> bool:
     return any(one.finish_reason == "error" for one in output.outputs)
 
 
-class Encoded:
+class SentWindows:
     """Remembers which windows were encoded, so that most are sent once.
 
     It may be wrong: vLLM's side may have evicted an entry, or be another process by now. Then a

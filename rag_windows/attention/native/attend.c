@@ -22,8 +22,8 @@ const int rag_windows_many = MANY;
 typedef struct {
     rows_state rows;
     union {
-        few_room few;
-        many_room many;
+        few_work few;
+        many_work many;
     };
 } state;
 
@@ -55,9 +55,9 @@ static int64_t chunks_of(const int64_t *segment) { return (segment[KEYS] + CHUNK
 typedef struct {
     float *lse; /* NULL if nobody asks */
     int64_t row, step, heads, head, groups;
-} apart;
+} chunk_lse;
 
-static void note_chunk(const state *at, int rows, int64_t number, const apart *of) {
+static void note_chunk(const state *at, int rows, int64_t number, const chunk_lse *of) {
     for (int r = 0; r < rows; r++) {
         int64_t row = of->row + r;
         float *to = of->lse + number * of->step;
@@ -74,7 +74,7 @@ INLINE const element *first_of(const int64_t *segment, int which, int64_t head) 
 /* The chunks `begin` to `end` of some segments, counted through all of them. */
 static void read_chunks(
     state *at, int rows, const int64_t (*segments)[SEGMENT_FIELDS], int64_t head,
-    int64_t begin, int64_t end, setting by, const apart *of_chunks
+    int64_t begin, int64_t end, setting by, const chunk_lse *of_chunks
 ) {
     const int64_t most = at->rows.seen[rows - 1];
     for (int64_t first = 0, before = 0; first < end && before < most; segments++) {
@@ -109,11 +109,11 @@ static void read_chunks(
 
 /* Shares of one row, each its output, peak and total, become its output and lse. */
 static void finish(const float *shares, int64_t splits, float *output, float *lse) {
-    const int64_t room = VALUE_DIM + 2;
+    const int64_t size = VALUE_DIM + 2;
     float most = -INFINITY, total = 0.0f, mixed[VALUE_DIM] = {0};
-    for (int64_t s = 0; s < splits; s++) most = fmaxf(most, shares[s * room + VALUE_DIM]);
+    for (int64_t s = 0; s < splits; s++) most = fmaxf(most, shares[s * size + VALUE_DIM]);
     for (int64_t s = 0; s < splits; s++) {
-        const float *share = shares + s * room;
+        const float *share = shares + s * size;
         if (share[VALUE_DIM + 1] == 0.0f) continue;
         float weight = expf(share[VALUE_DIM] - most);
         total += weight * share[VALUE_DIM + 1];
@@ -148,9 +148,9 @@ static int64_t tiles_of(const int64_t *item, int64_t groups) {
 
 /* Items (items, ITEM_FIELDS) and settings (items): item i asks for the tokens order[FIRST] .. of
    the query (tokens, heads, DIM) over SEGMENTS of the segments (segments, SEGMENT_FIELDS), which
-   have CHUNKS chunks; where CAUSAL is set, the j-th of its tokens sees the first j + 1 keys alone.
+   have CHUNKS chunks; where CAUSAL is set, the j-th of its tokens sees only the first j + 1 keys.
    Results (their number, heads, VALUE_DIM) and lse (their number, heads) stand in the order of
-   `order`. `work` has room for results * heads * splits * (VALUE_DIM + 2) floats. Unless they are
+   `order`. `work` holds results * heads * splits * (VALUE_DIM + 2) floats. Unless they are
    NULL, `of_chunks` and `of_parts`, which hold -inf, take the log-sum-exps of an item's chunks and
    segments by themselves, (chunks or segments, TOKENS, heads), from the rows CHUNK_ROWS and
    PART_ROWS of so many heads on. */
@@ -161,7 +161,7 @@ void rag_windows_attend(
     float *output, float *lse, float *work, int64_t splits, float *of_chunks, float *of_parts,
     int threads
 ) {
-    const int64_t heads = kv_heads * groups, room = VALUE_DIM + 2;
+    const int64_t heads = kv_heads * groups, size = VALUE_DIM + 2;
     int64_t tiles = 0;
     for (int64_t i = 0; i < n_items; i++) tiles += tiles_of(items[i], groups);
 #pragma omp parallel num_threads(threads)
@@ -187,7 +187,7 @@ void rag_windows_attend(
                 at.rows.total[r] = 0.0f;
                 at.rows.seen[r] = item[CAUSAL] ? row / groups + 1 : INT64_MAX;
             }
-            const apart noted = {
+            const chunk_lse noted = {
                 of_chunks ? of_chunks + item[CHUNK_ROWS] * heads : NULL,
                 tile * TILE, item[TOKENS] * heads, heads, head, groups,
             };
@@ -198,7 +198,7 @@ void rag_windows_attend(
             for (int r = 0; r < rows; r++) {
                 int64_t row = tile * TILE + r, result = item[FIRST] + row / groups;
                 int64_t whose = head * groups + row % groups;
-                float *to = work + ((result * heads + whose) * splits + split) * room;
+                float *to = work + ((result * heads + whose) * splits + split) * size;
                 memcpy(to, at.rows.output[r], sizeof at.rows.output[r]);
                 to[VALUE_DIM] = at.rows.most[r];
                 to[VALUE_DIM + 1] = at.rows.total[r];
@@ -206,7 +206,7 @@ void rag_windows_attend(
         }
 #pragma omp for schedule(static)
         for (int64_t row = 0; row < results * heads; row++)
-            finish(work + row * splits * room, splits, output + row * VALUE_DIM, lse + row);
+            finish(work + row * splits * size, splits, output + row * VALUE_DIM, lse + row);
         if (of_parts) {
 #pragma omp for schedule(static)
             for (int64_t i = 0; i < n_items; i++)

@@ -37,9 +37,9 @@ Made = TypeVar("Made")
 
 
 class SingleFlight(Generic[Key, Made]):
-    """What is made once for each key, by the first thread that asks; kept for the whole process.
+    """What is made once for each key, by the first thread that asks, and stored for the process.
 
-    Others that ask for the same key wait for that thread alone, those that ask for another key do
+    Others that ask for the same key wait only for that thread, those that ask for another key do
     not wait, and what is made is read without a lock. A forked child has what was made before.
     """
 
@@ -63,7 +63,7 @@ def switched_off() -> bool:
 
 
 def library(source: str, **macros: int) -> ctypes.CDLL | None:
-    """Compile a C file of this folder and load it, in about a second; nothing is kept on disk.
+    """Compile a C file of this folder and load it, in about a second; nothing stays on disk.
 
     None, with the reason in the log, where this machine can't.
     """
@@ -110,7 +110,7 @@ def _compiler() -> list[str] | None:
 
 
 def _openmp() -> str | None:
-    """The file of the OpenMP runtime that this process has loaded; None if that can't be told."""
+    """The file of the OpenMP runtime that this process has loaded; None if that is unknown."""
     if not _MAPS.exists():
         return None
     found = set(_OPENMP.findall(_MAPS.read_text(encoding="utf-8", errors="replace")))

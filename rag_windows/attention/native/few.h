@@ -16,10 +16,10 @@ typedef struct {
     element raw[TILE][DIM];
     float query[TILE][DIM];
     float scores[FEW_ROWS][CHUNK];
-} few_room;
+} few_work;
 
 /* Products of `rows` rows with `n` keys; both are constant where this is inlined. */
-INLINE void few_scores(few_room *in, int row, int rows, int64_t first, int n, const chunk *of) {
+INLINE void few_scores(few_work *in, int row, int rows, int64_t first, int n, const chunk *of) {
     floats all[LANES];
     UNROLLED for (int i = 0; i < rows * n; i++) all[i] = (floats){};
     const element *key = of->key + first * of->key_step;
@@ -51,7 +51,7 @@ INLINE void few_scores(few_room *in, int row, int rows, int64_t first, int n, co
 
 /* The same for the keys from `first` on that are too few for that. */
 static void few_scores_left(
-    few_room *in, int row, int rows, int64_t first, int64_t keys, const chunk *of
+    few_work *in, int row, int rows, int64_t first, int64_t keys, const chunk *of
 ) {
     for (int64_t j = first; j < keys; j++)
         for (int r = 0; r < rows; r++) {
@@ -62,7 +62,7 @@ static void few_scores_left(
         }
 }
 
-INLINE void few_products(few_room *in, int row, int rows, int64_t keys, const chunk *of) {
+INLINE void few_products(few_work *in, int row, int rows, int64_t keys, const chunk *of) {
     const int n = FEW_SUMS > rows ? FEW_SUMS / rows : 1;
     int64_t j = 0;
     for (; j + n <= keys; j += n) few_scores(in, row, rows, j, n, of);
@@ -70,7 +70,7 @@ INLINE void few_products(few_room *in, int row, int rows, int64_t keys, const ch
 }
 
 INLINE void few_mix(
-    rows_state *at, few_room *in, int row, int rows, int64_t keys, const chunk *of, int d, int vectors
+    rows_state *at, few_work *in, int row, int rows, int64_t keys, const chunk *of, int d, int vectors
 ) {
     const element *value = of->value + d;
     floats sums[FEW_ROWS][FEW_VECTORS];
@@ -91,7 +91,7 @@ INLINE void few_mix(
 }
 
 /* `rows` is constant where this is inlined. */
-INLINE void few_block(rows_state *at, few_room *in, int row, int rows, const chunk *of) {
+INLINE void few_block(rows_state *at, few_work *in, int row, int rows, const chunk *of) {
     const int64_t keys = seen(at, row + rows - 1, of);
     if (keys == 0) return;
     few_products(in, row, rows, keys, of);
@@ -102,12 +102,12 @@ INLINE void few_block(rows_state *at, few_room *in, int row, int rows, const chu
     for (; d < VALUE_DIM; d += LANES) few_mix(at, in, row, rows, keys, of, d, 1);
 }
 
-static void few_query(few_room *in, int row, const element *query) {
+static void few_query(few_work *in, int row, const element *query) {
     memcpy(in->raw[row], query, sizeof in->raw[row]);
     for (int d = 0; d < DIM; d += LANES) store(in->query[row] + d, widened(query + d));
 }
 
-static void few_read(rows_state *at, few_room *in, int rows, const chunk *of) {
+static void few_read(rows_state *at, few_work *in, int rows, const chunk *of) {
     int row = 0;
     for (; row + FEW_ROWS <= rows; row += FEW_ROWS) few_block(at, in, row, FEW_ROWS, of);
     for (; row + 2 <= rows; row += 2) few_block(at, in, row, 2, of);

@@ -27,7 +27,7 @@ CHUNK = 256
 """Keys that it reads at a time."""
 
 MAX_DIM = 512
-"""Of heads and values: what a thread's stack has room for. They are multiples of 16."""
+"""Largest head and value dim, which a thread's stack can hold. They are multiples of 16."""
 
 MOST_ROWS = 16
 """Tokens times query heads of a kv head, where the kernel is made for few; with more, PyTorch's is
@@ -81,7 +81,7 @@ def _checked(asked: tuple[torch.dtype, int, int]) -> Kernel | None:
     made = Kernel(entry, bool(ctypes.c_int.in_dll(loaded, "rag_windows_many").value))
 
     def answer(items: list[Item], query: torch.Tensor) -> Answered:
-        return call(Items(items, made), query, apart=True)
+        return call(Items(items, made), query, per_part=True)
 
     sizes, device = (dim, value_dim), torch.device("cpu")
     if not all(agrees(answer, device, dtype, sizes, softcap=cap) for cap in (None, 3.0)):
@@ -106,7 +106,7 @@ def takes(item: Item, query: torch.Tensor) -> bool:
 
 
 def pays(items: Sequence[Item]) -> bool:
-    """Whether a call is worth what it costs by itself, or several groups share it."""
+    """Whether a call is worth its cost: it has enough keys, or several groups share it."""
     if not items:
         return False
     if all(one.causal for one in items):
@@ -116,7 +116,7 @@ def pays(items: Sequence[Item]) -> bool:
 
 
 class Items:
-    """Items of one layer, which `takes` lets pass, as the kernel takes them; asked again and again.
+    """Items of one layer that `takes` accepts, in the kernel's form, prepared for many calls.
 
     Attributes:
         table: (groups of all, 8) int64: each one's first segment, their number, their chunks, its
@@ -129,11 +129,11 @@ class Items:
     """
 
     def __init__(self, items: Sequence[Item], made: Kernel | None = None) -> None:
-        self._kept = [part for item in items for part in item.parts]
-        key, value = self._kept[0]
+        self._parts = [part for item in items for part in item.parts]
+        key, value = self._parts[0]
         self.dtype, self.kv_heads, self.dim = key.dtype, key.shape[1], key.shape[3]
         self.value_dim = value.shape[3]
-        if any(one.shape[3] != self.value_dim for _, one in self._kept):
+        if any(one.shape[3] != self.value_dim for _, one in self._parts):
             raise RagWindowsError(
                 "The CPU kernel got values of several sizes. This is a bug in "
                 "rag-windows: please report it."
@@ -173,8 +173,8 @@ class Items:
         # What a text gives itself may not depend on how many stand beside it.
         self.shares = 1 if self._causal else int(self.table[:, 2].max())
 
-    def room_apart(self, query: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-        """Room for the log-sum-exps of chunks and of parts.
+    def lse_buffers(self, query: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        """Buffers for the log-sum-exps of chunks and of parts.
 
         The latter is None where each part is a chunk; both are where each item is a part.
         """
@@ -187,10 +187,10 @@ class Items:
         made = [query.new_empty((n, heads), dtype=torch.float32) for n in rows]
         if self._causal:
             # Of chunks that a tile of rows does not see, nothing is written.
-            made = [room.fill_(-torch.inf) for room in made]
+            made = [buffer.fill_(-torch.inf) for buffer in made]
         return made[0], made[1] if len(made) > 1 else None
 
-    def apart(self, rows: torch.Tensor | None) -> list[torch.Tensor | None]:
+    def per_part(self, rows: torch.Tensor | None) -> list[torch.Tensor | None]:
         """Rows of parts (results times parts, heads) as (parts, tokens, heads) for each item."""
         made: list[torch.Tensor | None] = []
         first = 0
@@ -243,10 +243,10 @@ def _fill(rows: np.ndarray, part: Part, between: tuple[torch.Tensor, torch.Tenso
     rows[:, 2] = keys
 
 
-def call(items: Items, query: torch.Tensor, *, apart: bool = False) -> Answered:
-    """Attention of a query's tokens (tokens, heads, head dim) over what the items say.
+def call(items: Items, query: torch.Tensor, *, per_part: bool = False) -> Answered:
+    """Attention of a query's tokens (tokens, heads, head dim) over the items.
 
-    With ``apart`` the parts' own log-sum-exps are given as well.
+    With ``per_part`` the log-sum-exps of each part are returned as well.
     """
     tokens, heads, dim = query.shape
     fits = query.dtype == items.dtype and dim == items.dim and query.stride(2) == 1
@@ -260,7 +260,7 @@ def call(items: Items, query: torch.Tensor, *, apart: bool = False) -> Answered:
     output = query.new_empty(results, heads, items.value_dim, dtype=torch.float32)
     lse = query.new_empty(results, heads, dtype=torch.float32)
     work = query.new_empty(results * heads * splits * (items.value_dim + 2), dtype=torch.float32)
-    chunks, parts = items.room_apart(query) if apart else (None, None)
+    chunks, parts = items.lse_buffers(query) if per_part else (None, None)
     table, settings, segments, order = items.addresses
     # To be seen by a profiler takes longer than what else is done here in Python.
     with record_function(NAME) if _profiler_enabled() else nullcontext():
@@ -280,10 +280,10 @@ def call(items: Items, query: torch.Tensor, *, apart: bool = False) -> Answered:
             lse.data_ptr(),
             work.data_ptr(),
             splits,
-            *(None if room is None else room.data_ptr() for room in (chunks, parts)),
+            *(None if buffer is None else buffer.data_ptr() for buffer in (chunks, parts)),
             threads,
         )
-    if not apart:
+    if not per_part:
         return Answered(output, lse, None)
     # Where each part is one chunk, the chunks' log-sum-exps are those of the parts.
-    return Answered(output, lse, items.apart(chunks if parts is None else parts))
+    return Answered(output, lse, items.per_part(chunks if parts is None else parts))

@@ -68,7 +68,7 @@ INLINE void multiply(
             UNROLLED for (int r = 0; r < rows; r++) sums[r][o] = added(sums[r][o], from[r], with);
         }
     }
-    /* By way of memory, or GCC keeps the sums there all the time. */
+    /* Through memory, or GCC keeps the sums there all the time. */
     float all[ROWS * OUTS][LANES];
     UNROLLED for (int r = 0; r < rows; r++)
         UNROLLED for (int o = 0; o < outs; o++) store(all[r * outs + o], sums[r][o]);

@@ -37,8 +37,8 @@ Kernel = Callable[..., None]
 class Linear(torch.nn.Linear):
     """A view of a ``torch.nn.Linear``, which it shares everything with.
 
-    On a CPU few rows are answered by the kernel where it can, many rows in bf16 or fp16 by way of
-    fp32 where that is quicker, all else by PyTorch.
+    On a CPU few rows are answered by the kernel where it can, many rows in bf16 or fp16 through
+    fp32 where that is faster, all else by PyTorch.
     """
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:

@@ -17,14 +17,14 @@ typedef struct {
     uint32_t value[CHUNK / 2][VALUE_DIM];
     uint32_t weights[MANY_ROWS][CHUNK / 2];
     float scores[MANY_ROWS][CHUNK];
-} many_room;
+} many_work;
 
 INLINE __m512 added(__m512 sums, __m512i one, __m512i other) {
     return _mm512_dpbf16_ps(sums, (__m512bh)one, (__m512bh)other);
 }
 
 /* Products of some rows and STRETCH keys. */
-INLINE void many_products(many_room *in, int row, int rows, int64_t key) {
+INLINE void many_products(many_work *in, int row, int rows, int64_t key) {
     __m512 sums[MANY_ROWS][MANY_VECTORS];
     UNROLLED for (int r = 0; r < rows; r++)
         UNROLLED for (int v = 0; v < MANY_VECTORS; v++) sums[r][v] = _mm512_setzero_ps();
@@ -44,7 +44,7 @@ INLINE void many_products(many_room *in, int row, int rows, int64_t key) {
 }
 
 INLINE void many_mix(
-    rows_state *at, many_room *in, int row, int rows, int64_t pairs, int d, int vectors
+    rows_state *at, many_work *in, int row, int rows, int64_t pairs, int d, int vectors
 ) {
     __m512 sums[MANY_ROWS][MANY_VECTORS];
     UNROLLED for (int r = 0; r < rows; r++)
@@ -66,7 +66,7 @@ INLINE void many_mix(
 }
 
 /* `rows` is constant where this is inlined. */
-INLINE void many_block(rows_state *at, many_room *in, int row, int rows, const chunk *of) {
+INLINE void many_block(rows_state *at, many_work *in, int row, int rows, const chunk *of) {
     const int64_t keys = seen(at, row + rows - 1, of), whole = padded(keys);
     if (keys == 0) return;
     for (int64_t key = 0; key < keys; key += STRETCH) many_products(in, row, rows, key);
@@ -85,7 +85,7 @@ INLINE void many_block(rows_state *at, many_room *in, int row, int rows, const c
     for (; d < VALUE_DIM; d += LANES) many_mix(at, in, row, rows, whole / 2, d, 1);
 }
 
-static void many_query(many_room *in, int row, const element *query) {
+static void many_query(many_work *in, int row, const element *query) {
     memcpy(in->query[row], query, sizeof in->query[row]);
 }
 
@@ -116,7 +116,7 @@ INLINE void transpose(__m512i of[LANES]) {
 }
 
 /* Keys and values of a chunk in pairs; zeros behind the last one, whose weight is 0. */
-static void many_pack(many_room *in, const chunk *of) {
+static void many_pack(many_work *in, const chunk *of) {
     for (int64_t j = 0; j < CHUNK && j < (of->keys + STRETCH - 1) / STRETCH * STRETCH; j += LANES)
         for (int d = 0; d < DIM / 2; d += LANES) {
             const int pairs = DIM / 2 - d < LANES ? DIM / 2 - d : LANES;
@@ -144,7 +144,7 @@ static void many_pack(many_room *in, const chunk *of) {
     }
 }
 
-static void many_read(rows_state *at, many_room *in, int rows, const chunk *of) {
+static void many_read(rows_state *at, many_work *in, int rows, const chunk *of) {
     many_pack(in, of);
     int row = 0;
     for (; row + MANY_ROWS <= rows; row += MANY_ROWS) many_block(at, in, row, MANY_ROWS, of);
@@ -155,5 +155,5 @@ static void many_read(rows_state *at, many_room *in, int rows, const chunk *of) 
 
 #else
 #define MANY 0
-typedef char many_room;
+typedef char many_work;
 #endif

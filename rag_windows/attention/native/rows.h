@@ -40,7 +40,7 @@ INLINE int64_t seen(const rows_state *at, int row, const chunk *of) {
 INLINE int64_t padded(int64_t keys) { return (keys + 2 * LANES - 1) / (2 * LANES) * (2 * LANES); }
 
 /* Products of one row and `of_all` keys become weights; the row's total grows by them, and what it
-   has shrinks to its new peak. `scores` has room for CHUNK; what the row does not see weighs 0. */
+   has shrinks to its new peak. `scores` holds CHUNK numbers; what the row does not see weighs 0. */
 INLINE void weigh(rows_state *at, int row, float *scores, int64_t of_all, const chunk *of) {
     const setting by = of->by;
     const int64_t keys = seen(at, row, of), whole = padded(of_all);
@@ -60,7 +60,7 @@ INLINE void weigh(rows_state *at, int row, float *scores, int64_t of_all, const 
     peaks *= factor;
     float most = at->most[row], total = at->total[row];
     for (int i = 0; i < LANES; i++) most = peaks[i] > most ? peaks[i] : most;
-    float kept = total == 0.0f ? 0.0f : expf(at->most[row] - most);
+    float rescale = total == 0.0f ? 0.0f : expf(at->most[row] - most);
     /* Products of -inf weigh nothing, also where there are no others. */
     const float peak = most == -INFINITY ? 0.0f : most;
     floats totals = {};
@@ -71,8 +71,8 @@ INLINE void weigh(rows_state *at, int row, float *scores, int64_t of_all, const 
     }
     at->most[row] = most;
     at->newest[row] = sum(totals);
-    at->total[row] = total * kept + at->newest[row];
-    if (kept == 1.0f) return;
+    at->total[row] = total * rescale + at->newest[row];
+    if (rescale == 1.0f) return;
     for (int d = 0; d < VALUE_DIM; d += LANES)
-        store(at->output[row] + d, load(at->output[row] + d) * kept);
+        store(at->output[row] + d, load(at->output[row] + d) * rescale);
 }

@@ -77,7 +77,7 @@ INLINE floats widened(const element *from) {
 #if ELEMENT == 1
     return (floats)(__builtin_convertvector(half, words) << 16);
 #elif defined(__AVX512F__)
-    /* GCC converts one number at a time if it is not told how. */
+    /* Without the intrinsic, GCC converts one number at a time. */
     return (floats)_mm512_cvtph_ps((__m256i)half);
 #elif defined(__F16C__)
     return (floats)_mm256_cvtph_ps((__m128i)half);

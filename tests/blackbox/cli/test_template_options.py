@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rag_windows.cli.options import ModelOptions, SearchOptions, fleet_options
+from rag_windows.cli.options import LoadOptions, SearchOptions, fleet_options
 from rag_windows.errors import InputError
 from tests.blackbox.cli.conftest import QUESTION, refused
 from tests.blackbox.conftest import Run
@@ -79,8 +79,8 @@ def test_what_cannot_be_set_is_refused(
 def test_values_are_json_or_words() -> None:
     given = ["a=true", "b=3", "c=word", 'd="3"', "e=null", "f=None=x"]
     expected = {"a": True, "b": 3, "c": "word", "d": "3", "e": None, "f": "None=x"}
-    model = ModelOptions(template_option=given)
+    model = LoadOptions(template_option=given)
     assert model.template_kwargs == expected
     assert fleet_options(SearchOptions(), model).template_kwargs == expected
     with pytest.raises(InputError):
-        fleet_options(SearchOptions(), ModelOptions(template_option=["a"]))
+        fleet_options(SearchOptions(), LoadOptions(template_option=["a"]))

@@ -24,24 +24,26 @@ class Invented(task.Task):
     max_new_tokens: int = 4
 
     def scores(
-        self, examples: Sequence[task.Example], records: Sequence[task.Record]
-    ) -> list[task.Score]:
+        self, examples: Sequence[task.TaskExample], records: Sequence[task.AnswerRecord]
+    ) -> list[task.MetricScore]:
         """Exact match."""
         pairs = zip(examples, records, strict=True)
         return [
-            task.Score.mean("exact", [100.0 * (r.answer == e.references[0].text) for e, r in pairs])
+            task.MetricScore.mean(
+                "exact", [100.0 * (r.answer == e.references[0].text) for e, r in pairs]
+            )
         ]
 
 
 def invented(conversations: int = 3) -> Invented:
     """A task of ``n (n + 1) / 2`` questions with three passages each."""
-    made: list[task.Example] = []
+    made: list[task.TaskExample] = []
     for number in range(conversations):
         for turn in range(number + 1):
             asked = (number + turn) % len(PETS)
             held = [(asked + step) % len(PETS) for step in range(3)]
             made.append(
-                task.Example(
+                task.TaskExample(
                     key=f"c{number}-{turn}",
                     messages=({"role": "user", "content": f"Which pet has Kadan {asked}?"},),
                     references=(task.Reference(PETS[asked], evidence=(f"p{asked}",)),),
@@ -55,21 +57,21 @@ def invented(conversations: int = 3) -> Invented:
     return Invented(examples=made)
 
 
-def given(example: task.Example) -> Sequence[Passage]:
+def given(example: task.TaskExample) -> Sequence[Passage]:
     """The passages that an example brings."""
     return example.passages
 
 
-def arms_of(*names: str, depths: Sequence[int | None] = (None,)) -> tuple[run.Arm, ...]:
+def arms_of(*names: str, depths: Sequence[int | None] = (None,)) -> tuple[run.Condition, ...]:
     """Arms by the names of their methods."""
-    return run.arms([(name, METHODS[name]()) for name in names], depths)
+    return run.conditions([(name, METHODS[name]()) for name in names], depths)
 
 
 def begin(
     path: Path,
     lm: WindowedLM,
     task: Invented,
-    compared: Sequence[run.Arm],
+    compared: Sequence[run.Condition],
     *,
     fresh: bool = False,
     options: run.Generating | None = None,
@@ -84,13 +86,13 @@ def go(
     path: Path,
     lm: WindowedLM,
     task: Invented,
-    compared: Sequence[run.Arm],
+    compared: Sequence[run.Condition],
     *,
     ranking: run.Ranking = given,
     answerer: run.Answerer | None = None,
     batch: int = 1,
     progress: Callable[[int, int], None] = print,
-) -> list[task.Record]:
+) -> list[task.AnswerRecord]:
     """Run a task to its end."""
     with begin(path, lm, task, compared) as folder:
         answerer = answerer or run.Generating.of(task).answer

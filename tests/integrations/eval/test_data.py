@@ -32,8 +32,8 @@ def write(path: Path, value: Any) -> Path:
     return path
 
 
-def answered(key: str, answer: str = "In 1811.", **changes: Any) -> task.Record:
-    return task.Record(key, "ape@20", answer, **{"passages": PASSAGES, **changes})
+def answered(key: str, answer: str = "In 1811.", **changes: Any) -> task.AnswerRecord:
+    return task.AnswerRecord(key, "ape@20", answer, **{"passages": PASSAGES, **changes})
 
 
 @pytest.fixture

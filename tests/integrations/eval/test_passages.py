@@ -11,7 +11,7 @@ import pytest
 
 from rag_windows import DataError
 from rag_windows_eval.passages import PassagesTask
-from rag_windows_eval.task import ReadPassage, Record
+from rag_windows_eval.task import AnswerRecord, ReadPassage
 
 TEXTS = ["Sulava is in Ret.", "Ada was born in Sulava.", "Bo was born in Ret."]
 
@@ -88,16 +88,16 @@ def written(folder: Path, *rows: Any, name: str = "q.jsonl") -> str:
     return str(path)
 
 
-def record(task: PassagesTask, answer: str, cited: int | None = None) -> Record:
+def record(task: PassagesTask, answer: str, cited: int | None = None) -> AnswerRecord:
     (one,) = task.examples
     read = tuple(
         ReadPassage("0", p.id, mass=None if cited is None else float(p.text == TEXTS[cited]))
         for p in one.passages
     )
-    return Record(one.key, "pcw", answer, passages=read)
+    return AnswerRecord(one.key, "pcw", answer, passages=read)
 
 
-def scored(task: PassagesTask, *given: Record) -> dict[str, float]:
+def scored(task: PassagesTask, *given: AnswerRecord) -> dict[str, float]:
     found = task.scores([*task.examples] * len(given), given)
     return {one.name: one.value for one in found}
 

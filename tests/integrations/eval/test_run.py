@@ -44,7 +44,9 @@ class Counting:
         self.asked: list[tuple[str, str]] = []
         self._fail, self._error = fail, error
 
-    def __call__(self, lm: WindowedLM, arm: run.Arm, asked: Sequence[Any]) -> list[run.Answered]:
+    def __call__(
+        self, lm: WindowedLM, arm: run.Condition, asked: Sequence[Any]
+    ) -> list[run.Answered]:
         if self._error and len(self.asked) == 3:
             raise self._error
         if any(example.key == self._fail for example, _ in asked):
@@ -158,7 +160,7 @@ def test_what_concerns_the_whole_run_stops_it(tmp_path: Path, error: BaseExcepti
 # The folder.
 
 TEXT = "Kadan keeps a lion. \u2028 Grüße \x1b[31m"
-RECORD = task.Record(
+RECORD = task.AnswerRecord(
     *("c0-0", "ape", "a lion\u2028 \n"),
     passages=(task.ReadPassage(task.digest_of(TEXT), "p1", None, 1.5, 0.25, ((0, 4), (4, 9))),),
     left_out=2,
@@ -177,8 +179,8 @@ def folder_at(path: Path, fresh: bool = False) -> Any:
 def filled(tmp_path: Path) -> Path:
     with folder_at(tmp_path) as folder:
         folder.add([(RECORD, [TEXT, "other", TEXT])])
-        folder.add([(task.Record("c1-0", "ape", "", error="no"), ())])
-        folder.add([(task.Record("c1-0", "ape", "yes"), [TEXT])])
+        folder.add([(task.AnswerRecord("c1-0", "ape", "", error="no"), ())])
+        folder.add([(task.AnswerRecord("c1-0", "ape", "yes"), [TEXT])])
     return tmp_path / "records.jsonl"
 
 
@@ -186,7 +188,7 @@ def test_what_is_added_is_read_back(filled: Path) -> None:
     # Earlier versions timed the first token apart.
     filled.write_text(filled.read_text() + SPEED)
     found = run.RunFolder.open(filled.parent)
-    assert found.records["ape"] == {"c0-0": RECORD, "c1-0": task.Record("c1-0", "ape", "yes")}
+    assert found.records["ape"] == {"c0-0": RECORD, "c1-0": task.AnswerRecord("c1-0", "ape", "yes")}
     assert found.records["sequential"] == {}
     assert list(found.texts.values()) == [TEXT, "other"]
 

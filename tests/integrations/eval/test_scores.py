@@ -28,16 +28,16 @@ def example(
     evidence: Sequence[Sequence[str]] | None = None,
     question: str = "Which one?",
     result: Any = None,
-) -> task.Example:
+) -> task.TaskExample:
     ids = evidence if evidence is not None else [()] * len(texts)
     references = tuple(
         task.Reference(text, None, tuple(n)) for text, n in zip(texts, ids, strict=True)
     )
     messages = ({"role": "user", "content": question},)
-    return task.Example(key, messages, references, key, details={"exe_answer": result})
+    return task.TaskExample(key, messages, references, key, details={"exe_answer": result})
 
 
-def values(scores: Sequence[task.Score]) -> dict[str, float]:
+def values(scores: Sequence[task.MetricScore]) -> dict[str, float]:
     return {one.name: one.value for one in scores}
 
 

@@ -17,7 +17,7 @@ from rag_windows_eval import inscit, run, summary, task
 from tests.integrations.eval.invented import Invented
 
 ARMS = tuple(
-    run.Arm(label, None, top_k) for top_k in (2, 4) for label in ("sequential", "ape", "pcw")
+    run.Condition(label, None, top_k) for top_k in (2, 4) for label in ("sequential", "ape", "pcw")
 )
 KINDS = ("answer", "clarification")
 
@@ -25,7 +25,7 @@ KINDS = ("answer", "clarification")
 # Twelve talks of three questions; the last question of a talk names no evidence.
 HARBOUR = Invented(
     examples=[
-        task.Example(
+        task.TaskExample(
             key=f"{talk}/{turn}",
             messages=({"role": "user", "content": f"Question {turn}?"},),
             references=(task.Reference("yes", None, (f"p{talk}.{turn}",) if turn < 2 else ()),),
@@ -39,9 +39,9 @@ HARBOUR = Invented(
 KEYS = [example.key for example in HARBOUR.examples]
 
 
-def records_of() -> dict[str, dict[str, task.Record]]:
+def records_of() -> dict[str, dict[str, task.AnswerRecord]]:
     """Sequential knows most; four passages hold the evidence of every even talk."""
-    found: dict[str, dict[str, task.Record]] = {}
+    found: dict[str, dict[str, task.AnswerRecord]] = {}
     chance = {"sequential": 0.9, "ape": 0.7, "pcw": 0.5}
     for arm in ARMS:
         rng = random.Random(arm.name)
@@ -49,7 +49,7 @@ def records_of() -> dict[str, dict[str, task.Record]]:
         for example in HARBOUR.examples:
             talk, turn = map(int, example.key.split("/"))
             ids = ["a", "b", f"p{talk}.{turn}" if talk % 2 == 0 else "c", "d"][: arm.top_k]
-            found[arm.name][example.key] = task.Record(
+            found[arm.name][example.key] = task.AnswerRecord(
                 *(example.key, arm.name, "yes" if rng.random() < chance[arm.label] else "no"),
                 finish_reason="length" if turn == 1 else "stop",
                 passages=tuple(task.ReadPassage("digest", id=name) for name in ids),
@@ -63,7 +63,7 @@ def records_of() -> dict[str, dict[str, task.Record]]:
     return found
 
 
-def summarised(records: dict[str, dict[str, task.Record]]) -> summary.Summary:
+def summarised(records: dict[str, dict[str, task.AnswerRecord]]) -> summary.Summary:
     """Of a run that kept these."""
     settings = {
         "task": {"name": "harbour"},
@@ -110,7 +110,7 @@ def test_every_arm_is_compared_with_sequential_at_its_depth(made: summary.Summar
     assert against["difference"].high < 0
     assert against["p"] < 0.05
     assert against["p"] < against["p_holm"]
-    arms = [run.Arm("ape", None, 5), *ARMS, run.Arm("pcw")]
+    arms = [run.Condition("ape", None, 5), *ARMS, run.Condition("pcw")]
     assert [run.base_of(arms, place) for place in range(8)] == [0, 1, 1, 1, 4, 4, 4, 0]
 
 

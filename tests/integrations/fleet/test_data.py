@@ -208,8 +208,8 @@ def test_questions_are_asked_when_a_model_is_free_and_again_when_it_dies(
 
 
 def test_caches_of_one_machine_share_its_free_memory(options: Options) -> None:
-    assert data._apart(options(cache_memory="50%")).cache_memory == "25.0000%"
-    assert data._apart(options(cache_memory="1GiB")).cache_memory == "1GiB"
+    assert data._divided(options(cache_memory="50%")).cache_memory == "25.0000%"
+    assert data._divided(options(cache_memory="1GiB")).cache_memory == "1GiB"
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from ray import serve
 from rag_windows import Passage, WindowedLM
 from rag_windows_server import Keys
 from rag_windows_server.fleet.reader import Reader, Relayed
-from rag_windows_server.fleet.routing import Question, passage_number
+from rag_windows_server.fleet.routing import RoutedQuestion, passage_number
 from tests.integrations.fleet.conftest import KEYS, NAME, Deploy
 from tests.integrations.server.test_chat import DOCUMENTS, QUESTION, ask, body, events
 
@@ -136,7 +136,7 @@ async def test_questions_go_where_their_passages_are(client: httpx.AsyncClient) 
         found = {}
         for document in readers:
             number = passage_number(tenant.salt, Passage(document))
-            question = Question((number,), (len(document),), 0)
+            question = RoutedQuestion((number,), (len(document),), 0)
             first = await anext(reader.remote(Relayed(scope), question=question))
             found[document] = first[0]["name"]
         return found == readers

@@ -15,7 +15,7 @@ from ray import serve
 from ray.serve.schema import ServeDeploySchema
 
 from rag_windows import InputError, Passage, PassageCache, WindowedLM
-from rag_windows.cli.options import ModelOptions, SearchOptions, fleet_options
+from rag_windows.cli.options import LoadOptions, SearchOptions, fleet_options
 from rag_windows.integration import method_of
 from rag_windows_retrievers import BM25Retriever
 from rag_windows_server import Settings, create_app
@@ -24,7 +24,7 @@ from rag_windows_server.fleet import FleetOptions, app
 from rag_windows_server.fleet.front import _Passing
 from rag_windows_server.fleet.reader import ACCEPTED, Reader, Relayed
 from rag_windows_server.fleet.router import Router
-from rag_windows_server.fleet.routing import Question, pack
+from rag_windows_server.fleet.routing import RoutedQuestion, pack
 from tests.test_repository import ROOT
 
 
@@ -81,7 +81,7 @@ def test_the_command_s_options_become_those_of_a_fleet(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     search = SearchOptions(docs=["notes", "s3://shelf/notes"])
-    model = ModelOptions(model="owner/name", rag_scale=0.9, cache_dir="cache", shared="store")
+    model = LoadOptions(model="owner/name", rag_scale=0.9, cache_dir="cache", shared="store")
     made = fleet_options(search, model, replicas=2)
     assert made.docs == (str(tmp_path / "notes"), "s3://shelf/notes")
     assert (made.model, made.replicas) == ("owner/name", 2)
@@ -125,7 +125,7 @@ async def test_nobody_waits_or_is_refused_while_a_reader_is_free() -> None:
     router._replica_queue_len_cache = loads
     replicas = [replica("a", set()), replica("b", {7, 8}), replica("c", {8})]
     pending = SimpleNamespace(
-        kwargs={"question": Question((7, 8), (1000, 1000), 0)},
+        kwargs={"question": RoutedQuestion((7, 8), (1000, 1000), 0)},
         metadata=SimpleNamespace(internal_request_id="1"),
         routing_context=SimpleNamespace(should_backoff=False),
     )
@@ -141,7 +141,7 @@ async def test_nobody_waits_or_is_refused_while_a_reader_is_free() -> None:
     assert await order() == ["b", "a", "c"]
     # What a question has brought a reader counts before it is published.
     loads |= dict.fromkeys(loads, 0)
-    pending.kwargs = {"question": Question((9,), (1000,), 0)}
+    pending.kwargs = {"question": RoutedQuestion((9,), (1000,), 0)}
     router.on_request_routed(pending, SimpleIdentity("a"), None)
     assert (await order())[0] == "a"
 

@@ -14,7 +14,7 @@ from rag_windows import Passage, PassageCache
 from rag_windows.cache.keys import salt_key
 from rag_windows.request import content_label
 from rag_windows_server.fleet import routing
-from rag_windows_server.fleet.routing import ROUTINGS, Question, Replica
+from rag_windows_server.fleet.routing import ROUTINGS, Replica, RoutedQuestion
 
 NUMBERS = st.integers(0, 11)
 LOADS = st.sampled_from([0.0, 0.5, 1.0, 2.0, 7.0])
@@ -23,10 +23,10 @@ PASSAGE = Passage("Vara Zelmont was born in Sulava.", id="vara-1", title="Vara Z
 
 
 @st.composite
-def questions(draw: st.DrawFn) -> Question:
+def questions(draw: st.DrawFn) -> RoutedQuestion:
     asked = draw(st.lists(st.tuples(NUMBERS, st.integers(0, 5000)), max_size=6))
     home = draw(st.integers(0, 2**64 - 1))
-    return Question(tuple(one for one, _ in asked), tuple(size for _, size in asked), home)
+    return RoutedQuestion(tuple(one for one, _ in asked), tuple(size for _, size in asked), home)
 
 
 @st.composite
@@ -35,14 +35,14 @@ def fleets(draw: st.DrawFn, least: int = 0) -> list[Replica]:
     return [Replica(name, draw(st.frozensets(NUMBERS)), draw(LOADS)) for name in names]
 
 
-def names(routing: str, question: Question, fleet: list[Replica]) -> list[str]:
+def names(routing: str, question: RoutedQuestion, fleet: list[Replica]) -> list[str]:
     return [fleet[index].name for index in ROUTINGS[routing](question, fleet)]
 
 
 @pytest.mark.parametrize("name", ROUTINGS)
 @given(question=questions(), fleet=fleets())
 def test_a_choice_names_every_replica_once(
-    name: str, question: Question, fleet: list[Replica]
+    name: str, question: RoutedQuestion, fleet: list[Replica]
 ) -> None:
     assert sorted(ROUTINGS[name](question, fleet)) == list(range(len(fleet)))
 
@@ -50,7 +50,7 @@ def test_a_choice_names_every_replica_once(
 @pytest.mark.parametrize("name", STEADY)
 @given(question=questions(), fleet=fleets(), data=st.data())
 def test_the_order_in_which_replicas_are_listed_does_not_matter(
-    name: str, question: Question, fleet: list[Replica], data: st.DataObject
+    name: str, question: RoutedQuestion, fleet: list[Replica], data: st.DataObject
 ) -> None:
     shuffled = data.draw(st.permutations(fleet))
     assert names(name, question, fleet) == names(name, question, shuffled)
@@ -58,7 +58,7 @@ def test_the_order_in_which_replicas_are_listed_does_not_matter(
 
 @given(questions(), fleets(least=2))
 def test_who_holds_more_and_has_no_more_load_is_not_ranked_behind(
-    question: Question, fleet: list[Replica]
+    question: RoutedQuestion, fleet: list[Replica]
 ) -> None:
     sizes = Counter[int]()
     for number, size in zip(question.digests, question.sizes, strict=True):
@@ -73,7 +73,7 @@ def test_who_holds_more_and_has_no_more_load_is_not_ranked_behind(
 @pytest.mark.parametrize("name", STEADY)
 @given(question=questions(), fleet=fleets(least=1), data=st.data())
 def test_a_replica_that_is_lost_moves_its_own_questions_only(
-    name: str, question: Question, fleet: list[Replica], data: st.DataObject
+    name: str, question: RoutedQuestion, fleet: list[Replica], data: st.DataObject
 ) -> None:
     """Where loads are equal; by load the others may move, too, but not in `resident`."""
     if name != "resident":
@@ -88,7 +88,7 @@ def test_a_replica_that_is_lost_moves_its_own_questions_only(
 def test_questions_that_nobody_knows_spread_over_idle_replicas(name: str, homes: int) -> None:
     fleet = [Replica(f"r{index}", frozenset(), 0.0) for index in range(8)]
     asked = [
-        Question((number,), (100,), routing.home_of("tenant", str(number * homes)))
+        RoutedQuestion((number,), (100,), routing.home_of("tenant", str(number * homes)))
         for number in range(4000)
     ]
     first = Counter(ROUTINGS[name](one, fleet)[0] for one in asked)
@@ -99,7 +99,7 @@ def test_questions_that_nobody_knows_spread_over_idle_replicas(name: str, homes:
 def test_load_is_bounded_where_a_hash_chooses(name: str) -> None:
     """All questions have one home: no replica gets more than a quarter above its share."""
     loads = [0] * 8
-    question = Question((1, 2), (100, 100), 3)
+    question = RoutedQuestion((1, 2), (100, 100), 3)
     for _ in range(800):
         fleet = [Replica(f"r{index}", frozenset(), load) for index, load in enumerate(loads)]
         loads[ROUTINGS[name](question, fleet)[0]] += 1
@@ -107,7 +107,7 @@ def test_load_is_bounded_where_a_hash_chooses(name: str) -> None:
 
 
 def test_what_is_resident_outweighs_load_up_to_its_share() -> None:
-    question = Question((1, 2, 3, 3), (100, 100, 100, 100), 0)
+    question = RoutedQuestion((1, 2, 3, 3), (100, 100, 100, 100), 0)
     most = 0.5 / routing.LOAD_SHARE  # of questions more, for half of the passages
     idle, busy = Replica("idle", frozenset(), 0.0), Replica("busy", frozenset({3, 9}), 0.9 * most)
     assert names("resident", question, [idle, busy]) == ["busy", "idle"]
@@ -134,7 +134,7 @@ def test_what_was_sent_counts_as_held_until_the_replica_had_time_to_publish_it()
 
 def test_random_takes_the_less_loaded_of_two_and_can_be_seeded() -> None:
     fleet = [Replica(f"r{index}", frozenset(), index) for index in range(4)]
-    question = Question((), (), 0)
+    question = RoutedQuestion((), (), 0)
     random.seed(1)
     once = [ROUTINGS["random"](question, fleet) for _ in range(3000)]
     random.seed(1)

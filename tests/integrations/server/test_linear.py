@@ -14,7 +14,7 @@ from rag_windows import WindowedLM
 from rag_windows.integration import ChatTemplate, Conversation, joined_messages
 from rag_windows.visible_text import strict_json
 from rag_windows_server import Settings, create_app
-from rag_windows_server.asked import tools_of
+from rag_windows_server.bodies import tools_of
 from rag_windows_server.documents import parse_sources
 from tests.integrations.server.conftest import asking
 from tests.integrations.server.test_chat import QUESTION, ask, body

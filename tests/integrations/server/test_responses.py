@@ -21,7 +21,7 @@ from pydantic import BaseModel, SecretStr, ValidationError
 
 from rag_windows import CancelledGenerationError, RagWindowsError, WindowedLM
 from rag_windows_server import Settings, create_app
-from rag_windows_server.answering import Piece
+from rag_windows_server.answering import StreamPiece
 from rag_windows_server.errors import ApiError
 from rag_windows_server.responses import ResponsesBody, read
 from tests.integrations.server.conftest import asking
@@ -635,8 +635,8 @@ async def test_a_stream_that_fails(
 ) -> None:
     app = create_app(lm)
 
-    async def fails(*_: Any) -> AsyncGenerator[Piece, None]:
-        yield Piece(0, "che")
+    async def fails(*_: Any) -> AsyncGenerator[StreamPiece, None]:
+        yield StreamPiece(0, "che")
         raise error
 
     monkeypatch.setattr(app.state.served.answering, "stream", fails)

@@ -18,7 +18,7 @@ from rag_windows.interchange import Prompt
 from tests.rag_windows import small
 from vllm_rag_windows import WindowedPrompt, WindowPrompts
 from vllm_rag_windows.entries import Entries, EntryOptions, files_fingerprint
-from vllm_rag_windows.prompts import Encoded, checked
+from vllm_rag_windows.prompts import SentWindows, checked
 from vllm_rag_windows.support import check_engine, check_model
 
 IDS = tuple(range(100, 120))
@@ -103,7 +103,7 @@ def test_methods_that_are_a_temperature() -> None:
 def test_encoding_requests_are_sent_once_unless_they_are_needed_again() -> None:
     asked = WindowedPrompt((1,), ((2, 3), (4,), (2, 3)), (5,))
     one, two = WindowedPrompt((1,), ((2, 3),)), WindowedPrompt((1,), ((4,),))
-    encoded = Encoded()
+    encoded = SentWindows()
     assert encoded.missing([asked, asked]) == [one, two]
     encoded.note(one)
     assert encoded.missing([asked]) == [two]

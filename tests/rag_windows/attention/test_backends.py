@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from rag_windows.attention import backends
-from rag_windows.attention.backends import Backend, Request
+from rag_windows.attention.backends import AttentionRequest, Backend
 
 NAMES = [
     "reference",
@@ -55,7 +55,7 @@ def tensors(
     )
 
 
-def exact(request: Request) -> tuple[Tensor, Tensor]:
+def exact(request: AttentionRequest) -> tuple[Tensor, Tensor]:
     """Output and lse in float64, by explicit softmax; zero and -inf where a row sees nothing."""
     groups = request.query.shape[1] // request.key.shape[1]
     query, key, value = (t.double().cpu() for t in (request.query, request.key, request.value))
@@ -74,7 +74,7 @@ def exact(request: Request) -> tuple[Tensor, Tensor]:
     return logits.softmax(-1).nan_to_num(0.0) @ value, logits.logsumexp(-1)
 
 
-def check(name: str, request: Request) -> None:
+def check(name: str, request: AttentionRequest) -> None:
     """The backend agrees, or leaves the request to the reference for a reason that we know of."""
     one, _ = backend(name)
     if not one.serves(request):
@@ -99,7 +99,7 @@ def check(name: str, request: Request) -> None:
 def test_all_keys(name: str, dtype: torch.dtype, shape: str, temperature: float) -> None:
     _, device = backend(name)
     query, key, value = tensors(SHAPES[shape], dtype, device)
-    check(name, Request(query, key, value, 0.3, temperature=temperature))
+    check(name, AttentionRequest(query, key, value, 0.3, temperature=temperature))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -109,7 +109,7 @@ def test_all_keys(name: str, dtype: torch.dtype, shape: str, temperature: float)
 def test_causal(name: str, dtype: torch.dtype, softcap: float | None, rows: int) -> None:
     _, device = backend(name)
     query, key, value = tensors((1, 4, 2, rows, rows, 16), dtype, device)
-    check(name, Request(query, key, value, 0.3, softcap=softcap, causal=True))
+    check(name, AttentionRequest(query, key, value, 0.3, softcap=softcap, causal=True))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -125,7 +125,7 @@ def test_masked(name: str, dtype: torch.dtype, softcap: float | None, keys: int)
     mask[2] = torch.arange(keys) >= keys - 3
     mask[3] = torch.arange(keys) == keys // 2
     mask[4] = False
-    request = Request(
+    request = AttentionRequest(
         query, key, value, 0.3, temperature=0.7, softcap=softcap, mask=mask.to(device)
     )
     check(name, request)
@@ -136,7 +136,7 @@ def test_masked(name: str, dtype: torch.dtype, softcap: float | None, keys: int)
 def test_large_logits_stay_finite(name: str, size: float) -> None:
     _, device = backend(name)
     query, key, value = tensors((1, 4, 2, 5, 40, 16), torch.float32, device)
-    request = Request(query, key, value, size, temperature=0.5)
+    request = AttentionRequest(query, key, value, size, temperature=0.5)
     one, _ = backend(name)
     assert one.serves(request)
     output, lse = one.attend(request)
@@ -155,7 +155,9 @@ def test_attend_on_an_empty_segment(softcap: float | None, keys: int) -> None:
     """No key at all, or none that a row may see: zero output and lse -inf, never NaN."""
     query, key, value = tensors((1, 4, 2, 3, keys, 16), torch.float32, "cpu")
     mask = None if keys == 0 else torch.zeros(3, keys, dtype=torch.bool)
-    output, lse = backends.attend(Request(query, key, value, 0.3, softcap=softcap, mask=mask))
+    output, lse = backends.attend(
+        AttentionRequest(query, key, value, 0.3, softcap=softcap, mask=mask)
+    )
     assert torch.equal(output, torch.zeros_like(query))
     assert torch.equal(lse, torch.full((1, 4, 3), -torch.inf))
 
@@ -163,7 +165,7 @@ def test_attend_on_an_empty_segment(softcap: float | None, keys: int) -> None:
 @pytest.mark.parametrize("chunk", [1, 4096, 2**28])
 def test_reference_in_chunks(monkeypatch: pytest.MonkeyPatch, chunk: int) -> None:
     query, key, value = tensors((2, 4, 2, 33, 33, 16), torch.float32, "cpu")
-    request = Request(query, key, value, 0.3, causal=True)
+    request = AttentionRequest(query, key, value, 0.3, causal=True)
     whole = backends.reference(request)
     monkeypatch.setattr(backends, "SCORE_BYTES", chunk)
     for part, full in zip(backends.reference(request), whole, strict=True):

@@ -86,7 +86,7 @@ def item(
 
 def ask(items: Sequence[Item], query: Tensor) -> Answered:
     assert all(cuda.takes(one, query) for one in items)
-    return cuda.call(cuda.Items(items), query, apart=True)
+    return cuda.call(cuda.Items(items), query, per_part=True)
 
 
 def exact(one: Item, query: Tensor) -> Answered:
@@ -456,7 +456,7 @@ def test_a_call_copies_nothing_to_the_host_and_makes_no_places_again() -> None:
         prepared, layer = made(), made()
         assert prepared.plan(8) is layer.plan(8)
         seen.names.clear()
-        cuda.call(prepared, query, apart=True)
+        cuda.call(prepared, query, per_part=True)
     waiting = ("_local_scalar_dense", "nonzero", "lift", "copy_.default")
     assert not [name for name in seen.names if any(word in name for word in waiting)]
     # Queries of the context, of the prefix, and the order of parts: rows lie as they are merged.

@@ -131,7 +131,9 @@ def by_reference(items: Sequence[Item], query: Tensor, dtype: torch.dtype = torc
         key, value = (torch.cat(parts, dim=2).to(dtype) for parts in zip(*one.parts, strict=True))
         rows = query[one.tokens].to(dtype).transpose(0, 1).unsqueeze(0)
         mask = torch.ones(len(one.tokens), key.shape[2], dtype=torch.bool).tril()
-        request = backends.Request(rows, key, value, one.scale, one.temperature, one.softcap)
+        request = backends.AttentionRequest(
+            rows, key, value, one.scale, one.temperature, one.softcap
+        )
         request.mask = mask if one.causal else None
         output, lse = backends.reference(request)
         outputs.append(output[0].transpose(0, 1))
@@ -141,7 +143,7 @@ def by_reference(items: Sequence[Item], query: Tensor, dtype: torch.dtype = torc
 
 def compare(items: Sequence[Item], query: Tensor) -> None:
     """Output, log-sum-exp and, where an item is not causal, those of its parts by themselves."""
-    output, lse, parts = native.call(native.Items(items), query, apart=True)
+    output, lse, parts = native.call(native.Items(items), query, per_part=True)
     expected, expected_lse = by_reference(items, query)
     tolerance = OUTPUT_TOLERANCE[query.dtype]
     assert output.dtype == lse.dtype == torch.float32
@@ -398,9 +400,9 @@ def test_it_is_asked_first(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[int] = []
     real = native.call
 
-    def recorded(items: native.Items, query: Tensor, *, apart: bool) -> Answered:
+    def recorded(items: native.Items, query: Tensor, *, per_part: bool) -> Answered:
         calls.append(len(query))
-        return real(items, query, apart=apart)
+        return real(items, query, per_part=per_part)
 
     monkeypatch.setattr(native, "call", recorded)
     answer = attend(asking(), long_part())
@@ -464,8 +466,8 @@ def test_a_kernel_that_errs_is_left_out(
     if build._compiler() is None or build._openmp() is None:
         pytest.skip("needs a C compiler, and PyTorch with OpenMP")
 
-    def bad(items: native.Items, query: Tensor, *, apart: bool) -> Answered:
-        output, lse, parts = real(items, query, apart=apart)
+    def bad(items: native.Items, query: Tensor, *, per_part: bool) -> Answered:
+        output, lse, parts = real(items, query, per_part=per_part)
         if fault == "NaN":
             output[-1, -1, -1] = torch.nan
         wrong = {

@@ -396,6 +396,6 @@ def test_windows_stay_in_caches(monkeypatch: pytest.MonkeyPatch) -> None:
     model, cache = small_model(), PassageCache("1MB")
     engine(model).with_cache(cache).encode_ids([4], WINDOWS)
     assert cache.stats().misses == 3
-    monkeypatch.setattr("rag_windows.attention.twin.class_of_view", type)
+    monkeypatch.setattr("rag_windows.attention.mirror.class_of_view", type)
     engine(model).with_cache(cache).encode_ids([4], WINDOWS)
     assert (cache.stats().hits, cache.stats().misses) == (3, 3)

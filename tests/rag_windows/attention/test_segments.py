@@ -22,7 +22,7 @@ from rag_windows.attention.segments import (
     Segment,
     Segments,
     read,
-    weighed,
+    segment_weights,
 )
 
 from . import stand_in
@@ -185,7 +185,7 @@ def test_it_is_the_softmax_over_all_that_a_token_sees(backend: str, data: st.Dat
             output, weights = read(reading, asked, sink, weights=wanted)
             torch.testing.assert_close(output.double(), expected, rtol=0, atol=1e-5)
     assert weights is not None
-    for block, one, share in zip(given_, weighed([weights]), shares, strict=True):
+    for block, one, share in zip(given_, segment_weights([weights]), shares, strict=True):
         assert one.role == block.role
         found = one.summed().T.double()
         torch.testing.assert_close(found, share[block.tokens], rtol=0, atol=1e-5)
@@ -232,7 +232,7 @@ def test_segments_of_which_a_token_sees_nothing_give_zeros(sink: float | None) -
     output, weights = read(reading, asked, sinks, weights=True)
     assert weights is not None
     assert output.tolist() == [[[0.0] * 4]]
-    assert all(one.summed().tolist() == [[0.0]] for one in weighed([weights]))
+    assert all(one.summed().tolist() == [[0.0]] for one in segment_weights([weights]))
 
 
 @pytest.mark.parametrize("logit", [torch.inf, torch.nan])

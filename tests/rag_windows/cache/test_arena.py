@@ -178,7 +178,7 @@ def test_the_cuda_kernel_asks_once_a_layer_for_all_windows_and_plans_once_for_al
             assert cuda.takes(asked, query)
             items = cuda.Items([asked])
             varlen.calls.clear()
-            answer = cuda.call(items, query, apart=True)
+            answer = cuda.call(items, query, per_part=True)
             plans.append(items.plan(6))
         assert [sorted(one["used"]) for one in varlen.calls] == [[2, 40, 64, 130]]
         expected = by_reference(asked, query).output.float()

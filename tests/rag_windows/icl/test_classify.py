@@ -11,7 +11,7 @@ import pytest
 
 from rag_windows import METHODS, InputError, LimitError, PassageCache, WindowedLM
 from rag_windows.icl import Template
-from rag_windows.prefill import Encoder
+from rag_windows.prefill import ModelEncoder
 from tests.rag_windows import small
 from training.samples import Demonstrations, draw_demonstrations
 
@@ -35,14 +35,14 @@ Windows = list[list[int]]
 def encoded(monkeypatch: pytest.MonkeyPatch) -> list[Windows]:
     """The windows of each encoding while the test ran."""
     made: list[Windows] = []
-    original = Encoder.prefill
+    original = ModelEncoder.prefill
 
-    def noting(self: Encoder, asked: Any) -> Any:
+    def noting(self: ModelEncoder, asked: Any) -> Any:
         made.append([list(ids) for ids in asked.windows])
         return original(self, asked)
 
     base_lm()  # loading encodes something, too
-    monkeypatch.setattr(Encoder, "prefill", noting)
+    monkeypatch.setattr(ModelEncoder, "prefill", noting)
     return made
 
 

@@ -64,7 +64,7 @@ def test_demonstrations_come_as_pairs_mappings_or_objects() -> None:
 
 def test_a_longer_label_takes_its_share_from_the_one_it_begins_with() -> None:
     def found(names: Sequence[str], sums: Sequence[float], how: Any = "sum") -> list[float]:
-        return classifier.apart([tuple(map(ord, name)) for name in names], sums, how)
+        return classifier.label_scores([tuple(map(ord, name)) for name in names], sums, how)
 
     names = ["art", "article", "articles", "artist", "x"]
     sums = [math.log(share) for share in (0.5, 0.2, 0.05, 0.1, 0.4)]

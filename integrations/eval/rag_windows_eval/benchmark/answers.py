@@ -1,4 +1,4 @@
-"""What answers a question, by the names of `WAYS`, and the clock that it is timed with."""
+"""Functions that answer a question, by the names of `VARIANTS`, and the clock that times them."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from rag_windows_eval.benchmark.result import (
     SEQUENTIAL,
     TOKENS,
     UNCITED,
-    WAYS,
-    Plan,
+    VARIANTS,
+    BenchPlan,
 )
 from rag_windows_eval.benchmark.workload import PREFIX_TOKENS, Workload, token_bytes
 
-_ROOM = 1.25
-"""Bytes of the tier that is timed by those of its windows: it leaves some of them free."""
+_BUDGET_RATIO = 1.25
+"""Bytes of the timed tier divided by those of its windows: some of them stay free."""
 
 
 def now() -> float:
@@ -38,14 +38,14 @@ def now() -> float:
 
 
 def seconds(work: Callable[[], object]) -> float:
-    """Of a call."""
+    """Seconds of a call."""
     begun = now()
     work()
     return now() - begun
 
 
 class Clock(StoppingCriteria):
-    """Writes down when each token of an answer is there; never stops anything.
+    """Records when each token of an answer is there; never stops anything.
 
     `stamps` are seconds from the start to each token; for `prefill_s` and `end_s`, see `Row`.
     """
@@ -61,7 +61,7 @@ class Clock(StoppingCriteria):
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """While an answer is made."""
+        """Time the answer that is made meanwhile."""
         self.begun = now()
         yield
         self.end_s = now() - self.begun
@@ -73,7 +73,7 @@ class Clock(StoppingCriteria):
 
 
 Answer = Callable[[Workload, int, Clock], None]
-"""Answers with so many tokens, and writes down when they came."""
+"""Answers with so many tokens, and records when they came."""
 
 
 def greedy(tokens: int, *criteria: Any) -> dict[str, Any]:
@@ -131,7 +131,7 @@ def token_level(lm: WindowedLM, *, citations: bool) -> Answer:
 
 
 def cold(lm: WindowedLM, cache: PassageCache) -> Answer:
-    """The first question of all: the cache is there, and empty."""
+    """Answers with an empty cache, like the first question of all."""
     answered = windowed(lm.with_cache(cache))
 
     def answer(asked: Workload, tokens: int, clock: Clock) -> None:
@@ -156,20 +156,20 @@ def from_disk(lm: WindowedLM, cache: PassageCache) -> Answer:
 
 
 @contextmanager
-def all_answers(lm: WindowedLM, plan: Plan) -> Iterator[dict[str, Answer]]:
-    """All that is planned, by name, in their order.
+def all_answers(lm: WindowedLM, plan: BenchPlan) -> Iterator[dict[str, Answer]]:
+    """All answers that are planned, by name, in their order.
 
-    Caches are those of the command line, each with a folder of its own; an accelerator keeps the
-    windows from memory in its own.
+    Caches are those of the command line, each with a folder of its own; an accelerator stores the
+    windows from memory in its own memory.
 
     Raises:
-        InputError: at the end, if a cache had to let windows go.
+        InputError: at the end, if a cache had to evict windows.
     """
     with ExitStack() as stack:
-        room = _room(plan, lm)
+        budget = _budget(plan, lm)
         opened = {
             COLD: new_cache(),
-            DISK: new_cache("disk", disk=room),
+            DISK: new_cache("disk", disk=budget),
             MEMORY: warm_cache(plan, lm),
         }
         caches = {name: stack.enter_context(one) for name, one in opened.items()}
@@ -183,30 +183,30 @@ def all_answers(lm: WindowedLM, plan: Plan) -> Iterator[dict[str, Answer]]:
             TOKENS: token_level(warm, citations=True),
             TOKENS + UNCITED: token_level(warm, citations=False),
         }
-        chosen = {name: answers[name] for name in WAYS if name in (plan.way or WAYS)}
+        chosen = {name: answers[name] for name in VARIANTS if name in (plan.way or VARIANTS)}
         others = {f"{MEMORY}, {name}": windowed(warm, method=name) for name in plan.against or ()}
         yield chosen | others
 
 
-def warm_cache(plan: Plan, lm: WindowedLM) -> AbstractContextManager[PassageCache]:
-    """One in whose fastest tier all of a plan's windows have room; see `new_cache`."""
+def warm_cache(plan: BenchPlan, lm: WindowedLM) -> AbstractContextManager[PassageCache]:
+    """A cache whose fastest tier holds all of a plan's windows; see `new_cache`."""
     if plan.device == "cpu":
         return new_cache()
-    return new_cache("device", device=_room(plan, lm))
+    return new_cache("device", device=_budget(plan, lm))
 
 
-def _room(plan: Plan, lm: WindowedLM) -> int:
-    """Bytes for all windows of a plan; of several questions each has half of its own."""
+def _budget(plan: BenchPlan, lm: WindowedLM) -> int:
+    """Bytes for all windows of a plan; each of several questions has half of its own."""
     tokens = plan.context * (1 + (plan.questions or 1)) // 2 + PREFIX_TOKENS
-    return int(_ROOM * tokens * token_bytes(lm.model))
+    return int(_BUDGET_RATIO * tokens * token_bytes(lm.model))
 
 
 @contextmanager
 def new_cache(tier: str = "memory", **options: Any) -> Iterator[PassageCache]:
-    """One as the command line has it but for options, in a folder of its own that goes with it.
+    """A cache as on the command line except for options, in a temporary folder of its own.
 
     Raises:
-        InputError: at the end, if the tier that is timed did not keep all windows.
+        InputError: at the end, if the tier that is timed did not hold all windows.
     """
     with (
         tempfile.TemporaryDirectory(prefix="rag-windows-bench-") as folder,

@@ -17,7 +17,7 @@ from rag_windows.errors import InputError, require
 from rag_windows_eval.benchmark.workload import head_dim
 
 FAMILIES = ("llama", "qwen2")
-"""What can be written; llama.cpp calls them the same."""
+"""Model types that can be written; llama.cpp has the same names."""
 
 _ROPES = ("default", "llama3")
 _SHORT = 32
@@ -25,7 +25,7 @@ _SHORT = 32
 
 
 def split(given: str) -> list[str]:
-    """A program, and options of its own behind it."""
+    """A program, followed by its own options."""
     try:
         words = [given] if Path(given).is_file() else shlex.split(given)
     except ValueError as error:
@@ -40,7 +40,7 @@ def split(given: str) -> list[str]:
 
 
 def check(programs: Sequence[str], config: PreTrainedConfig, device: str) -> None:
-    """Refuse with an `InputError` before any work what could not be timed."""
+    """Raise an `InputError`, before any work, for what could not be timed."""
     if device != "cpu":
         raise InputError("--llama-bench runs on the CPU only. Leave it or --device out.")
     rope = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
@@ -120,30 +120,30 @@ class LlamaBench:
     threads: int
 
     def seconds(self, prompt: int, tokens: int) -> tuple[float, float]:
-        """Of reading a prompt, and of each of so many further tokens behind it."""
+        """Seconds of reading a prompt, and of each of so many tokens generated after it."""
         whole = self._ask("-p", f"{_SHORT},{prompt}", "-n", "0")
         behind = self._ask("-p", "0", "-n", str(tokens), "-d", str(prompt))
         read = next(one for one in reversed(whole) if one["n_prompt"] == prompt)
         return read["samples_ns"][0] / 1e9, behind[-1]["samples_ns"][0] / 1e9 / tokens
 
     def about(self) -> dict[str, Any]:
-        """What the program says of itself."""
+        """The program's report of its build and options."""
         names = ("build_commit", "build_number", "backends", "n_threads", "type_k", "flash_attn")
         (said,) = self._ask("-p", "1", "-n", "0")
         return {name: said[name] for name in names if name in said}
 
     def _ask(self, *options: str) -> list[dict[str, Any]]:
         fixed = ["-m", str(self.weights), "-t", str(self.threads), "-ngl", "0", "-r", "1"]
-        told = _output([*self.command, *fixed, "--no-warmup", "-o", "json", *options])
+        output = _output([*self.command, *fixed, "--no-warmup", "-o", "json", *options])
         try:
-            found: list[dict[str, Any]] = json.loads(told)
+            found: list[dict[str, Any]] = json.loads(output)
             if all(one["samples_ns"] and one["n_prompt"] >= 0 for one in found) and found:
                 return found
         except (ValueError, TypeError, KeyError):
             pass
         raise InputError(
             f"--llama-bench {self.command[0]} did not print times in JSON as llama.cpp's "
-            f"llama-bench does. It printed {told[:200]!r}."
+            f"llama-bench does. It printed {output[:200]!r}."
         )
 
 

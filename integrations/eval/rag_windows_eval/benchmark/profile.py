@@ -69,7 +69,7 @@ class ProfiledStep(Clock):
 
 @contextmanager
 def _named_attention(names: tuple[str, ...]) -> Iterator[None]:
-    """Let a profile tell the attention of these implementations, and the KV cache's copying."""
+    """Name the attention of these implementations and the KV cache's copying in a profile."""
 
     def named(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(function)

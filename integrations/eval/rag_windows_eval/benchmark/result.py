@@ -1,4 +1,4 @@
-"""What `rag-windows bench` is asked and what it found: options, records in JSON, tables.
+"""Options of `rag-windows bench`, its results in JSON, and tables of them.
 
 Field names are those of ``performance.json``. The "roofline" is the least time that the machine
 needs for what has to be read. Lists hold one entry a round, in seconds where nothing else is said.
@@ -21,9 +21,9 @@ SEQUENTIAL, LLAMA_CPP = "transformers", "llama.cpp"
 COLD, DISK, MEMORY = "windows, cold", "windows, from disk", "windows, from memory"
 TOKENS = "token ids, from memory"
 UNCITED = ", no citations"
-WAYS = (SEQUENTIAL, COLD, DISK, MEMORY, MEMORY + UNCITED, TOKENS, TOKENS + UNCITED)
-"""What is with and without citations stands side by side: so they follow each other in a round."""
-ALONE, TOGETHER = "one by one", "together"
+VARIANTS = (SEQUENTIAL, COLD, DISK, MEMORY, MEMORY + UNCITED, TOKENS, TOKENS + UNCITED)
+"""Those with and without citations stand side by side, so they follow each other in a round."""
+ONE_BY_ONE, TOGETHER = "one by one", "together"
 
 
 def _option(text: str, metavar: str = "N", least: int | None = None) -> OptionInfo:
@@ -32,8 +32,8 @@ def _option(text: str, metavar: str = "N", least: int | None = None) -> OptionIn
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """What is run: the options of `rag-windows bench`."""
+class BenchPlan:
+    """The options of `rag-windows bench`."""
 
     shape: Annotated[
         Literal["llama-0.25b", "qwen-0.5b", "llama-3.1-8b", "tiny"] | None,
@@ -92,8 +92,8 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
-    """One way to answer.
+class BenchRow:
+    """Figures of one variant.
 
     `prefill_s` is until the query could be read, or to the first token where that is one step;
     `decode_s` is a decode step, the mean over the tokens behind the first; `end_s` is until the
@@ -155,7 +155,7 @@ class Result:
     prompt_tokens: int
     tokens: int
     baseline: str
-    rows: list[Row]
+    rows: list[BenchRow]
     concurrency: list[Concurrency]
     llama_cpp: list[dict[str, Any]]
     command: str
@@ -169,7 +169,7 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
 
 
 def number(value: float) -> str:
-    """Three figures."""
+    """A number with three significant digits."""
     return f"{value:#.3g}".rstrip(".") if value < 1000 else f"{value:,.0f}"
 
 
@@ -180,7 +180,7 @@ def spread(values: Sequence[float], unit: str) -> str:
 
 
 def percent(share: float) -> str:
-    """Rounded down, so that no aim seems met that is not."""
+    """A share in percent, rounded down, so that it never looks better than it is."""
     return f"{math.floor(share * 100)}%"
 
 
@@ -247,15 +247,15 @@ def summary(result: Result) -> str:
     rounds = len(result.rows[0].first_s)
     counted = f"medians of {rounds} rounds" if rounds > 1 else "one round"
     on = ", ".join(filter(None, (result.machine.device, _threads(result), result.date)))
-    told = (
+    note = (
         f"Measured: {result.shape} in {result.dtype} on {on}; {result.context:,} tokens of "
         f"passages, {result.window} a window; {counted}: `{result.command}`"
     )
     if result.concurrency:
-        return "\n".join([*table(*_concurrency(result)), "", told])
+        return "\n".join([*table(*_concurrency(result)), "", note])
     base = next((row for row in result.rows if row.name == result.baseline), None)
 
-    def shown(row: Row, name: str, unit: str) -> str:
+    def shown(row: BenchRow, name: str, unit: str) -> str:
         own, other = getattr(row, name), getattr(base, name, [])
         value = f"{number(statistics.median(own) * (1000 if unit == 'ms' else 1))} {unit}"
         return value if row is base or not other else f"{value}, {times(other, own)}"
@@ -276,7 +276,7 @@ def summary(result: Result) -> str:
         # A single round tells too little of so small a difference.
         if row.name == MEMORY and len(row.citations_cost) > 1:
             lines += [f"Citations make a decode step {cost(row.citations_cost)} as long.", ""]
-    return "\n".join([*lines, told])
+    return "\n".join([*lines, note])
 
 
 def _threads(result: Result) -> str:
@@ -306,20 +306,20 @@ def _rows(result: Result) -> list[str]:
             ]
         )
     rounds = "1 round" if len(rows[0].first_s) == 1 else f"{len(rows[0].first_s)} rounds"
-    told = f"{rounds}, a prompt of {result.prompt_tokens:,} tokens."
-    return [*table(head, lines), "", told, "", *_rivals(result)]
+    note = f"{rounds}, a prompt of {result.prompt_tokens:,} tokens."
+    return [*table(head, lines), "", note, "", *_rivals(result)]
 
 
 def _rivals(result: Result) -> list[str]:
-    """What llama.cpp is, and which of the two is faster."""
+    """The report of each llama.cpp, and whether it or windows are faster."""
     lines = []
     ours = next((row for row in result.rows if row.name == MEMORY), None)
-    for told, row in zip(
+    for report, row in zip(
         result.llama_cpp,
         [row for row in result.rows if row.name.startswith(LLAMA_CPP)],
         strict=True,
     ):
-        known = ", ".join(f"{key} {value}" for key, value in told.items())
+        known = ", ".join(f"{key} {value}" for key, value in report.items())
         lines += [
             f"{row.name} ({known}): its first token is the time of its prompt, and the end of "
             "an answer is that and the decode steps added; it draws no token from logits.",
@@ -337,7 +337,7 @@ def _rivals(result: Result) -> list[str]:
     return lines
 
 
-def _memory(rows: Sequence[Row]) -> list[str]:
+def _memory(rows: Sequence[BenchRow]) -> list[str]:
     lines = []
     for row in rows:
         if row.peak_bytes is not None:
@@ -360,9 +360,9 @@ def _concurrency(result: Result) -> tuple[list[str], list[list[str]]]:
     seconds = {one.name: one.seconds for one in result.concurrency}
     lines = []
     for one in result.concurrency:
-        alone = seconds[ALONE + (UNCITED if one.name.endswith(UNCITED) else "")]
+        one_by_one = seconds[ONE_BY_ONE + (UNCITED if one.name.endswith(UNCITED) else "")]
         rate = one.questions * result.tokens / statistics.median(one.seconds)
-        shown = spread(one.seconds, "s"), f"{number(rate)} /s", times(alone, one.seconds)
+        shown = spread(one.seconds, "s"), f"{number(rate)} /s", times(one_by_one, one.seconds)
         lines.append([f"{one.questions}", one.name, *shown, cost(one.citations_cost)])
     head = ["questions", "way", "seconds for all", "tokens", "throughput", "citations cost"]
     return head, lines

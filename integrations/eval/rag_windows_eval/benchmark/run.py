@@ -35,25 +35,25 @@ from rag_windows_eval.benchmark.answers import (
 )
 from rag_windows_eval.benchmark.profile import ProfiledStep
 from rag_windows_eval.benchmark.result import (
-    ALONE,
     COLD,
     LLAMA_CPP,
     MEMORY,
+    ONE_BY_ONE,
     SEQUENTIAL,
     TOGETHER,
     UNCITED,
-    WAYS,
+    VARIANTS,
+    BenchPlan,
+    BenchRow,
     Concurrency,
     Machine,
-    Plan,
     Result,
-    Row,
 )
 from rag_windows_eval.benchmark.workload import (
     DEFAULT,
     PREFIX_TOKENS,
     QUERY_TOKENS,
-    Texts,
+    BenchTexts,
     Workload,
     build,
     config_of,
@@ -69,8 +69,8 @@ _WARM = 3
 """Tokens of an answer that is not counted: a prefill and two decode steps."""
 
 
-def check(plan: Plan) -> None:
-    """Refuse with an `InputError` before any work what would fail behind it."""
+def check(plan: BenchPlan) -> None:
+    """Raise an `InputError`, before any work, for what would fail later."""
     if plan.shape is not None and plan.model is not None:
         raise InputError("--shape and --model can't both be given. Leave one of them out.")
     if plan.profile and (plan.questions or plan.against or plan.llama_bench):
@@ -81,8 +81,8 @@ def check(plan: Plan) -> None:
     config = config_of(plan)
     for method in (plan.method, *(plan.against or ())):
         resolve(method)
-    if unknown := [way for way in plan.way or () if way not in WAYS]:
-        raise InputError(f"--way must be one of {list(WAYS)}, not {unknown[0]!r}.")
+    if unknown := [name for name in plan.way or () if name not in VARIANTS]:
+        raise InputError(f"--way must be one of {list(VARIANTS)}, not {unknown[0]!r}.")
     if plan.context % plan.window:
         raise InputError(
             f"--context {plan.context} can't be divided into windows of {plan.window} tokens. Use "
@@ -99,26 +99,26 @@ def check(plan: Plan) -> None:
         llama_cpp.check(plan.llama_bench, config, plan.device)
 
 
-def wrapped(plan: Plan) -> WindowedLM:
+def wrapped(plan: BenchPlan) -> WindowedLM:
     """The model, with its tokenizer and method, and without a cache."""
     model, tokenizer = build(plan)
     return WindowedLM(model, tokenizer, method=plan.method)
 
 
 def in_turn(names: Iterable[str], rounds: int) -> Iterator[tuple[int, str]]:
-    """Every name in every round, in turns of order: so a noisy machine treats them alike."""
+    """Every name in every round, in alternating order, so that noise affects all names alike."""
     order = list(names)
     for number in range(rounds):
         for name in order if number % 2 == 0 else reversed(order):
             yield number, name
 
 
-def run(plan: Plan, command: str, tell: Tell = lambda _: None) -> Result:
+def run(plan: BenchPlan, command: str, tell: Tell = lambda _: None) -> Result:
     """Make the model, measure the machine, and time everything that is planned."""
     lm = wrapped(plan)
     rate = measure_rate(lm.model.device)
-    asked = Texts(lm, plan.context, plan.window).workload()
-    rows, told = measure_rows(plan, lm, asked, rate, tell)
+    asked = BenchTexts(lm, plan.context, plan.window).workload()
+    rows, reports = measure_rows(plan, lm, asked, rate, tell)
     return Result(
         format=4,
         shape=plan.model or plan.shape or DEFAULT,
@@ -133,16 +133,16 @@ def run(plan: Plan, command: str, tell: Tell = lambda _: None) -> Result:
         baseline=SEQUENTIAL,
         rows=rows,
         concurrency=measure_concurrency(plan, lm) if plan.questions else [],
-        llama_cpp=told,
+        llama_cpp=reports,
         command=command,
         date=datetime.now(UTC).date().isoformat(),
     )
 
 
-def profiled(plan: Plan) -> str:
+def profiled(plan: BenchPlan) -> str:
     """Where a decode step's time goes, of each --way; of windows from memory without one."""
     lm = wrapped(plan)
-    asked = Texts(lm, plan.context, plan.window).workload()
+    asked = BenchTexts(lm, plan.context, plan.window).workload()
     texts = []
     with all_answers(lm, plan) as answers:
         for name, answer in answers.items():
@@ -155,7 +155,7 @@ def profiled(plan: Plan) -> str:
     return "\n".join(texts)
 
 
-def machine(plan: Plan) -> Machine:
+def machine(plan: BenchPlan) -> Machine:
     """Names and versions, and on a CPU whether the kernel in C serves the model."""
     versions = surroundings()
     device = versions.pop("machine")
@@ -176,7 +176,7 @@ def measure_rate(device: torch.device) -> float:
 
 @dataclass
 class _Times:
-    """Of one row, an entry a round."""
+    """Seconds of one row, one entry a round."""
 
     prefill_s: list[float] = field(default_factory=list)
     first_s: list[float] = field(default_factory=list)
@@ -191,7 +191,7 @@ class _Times:
 
 
 def _cost(name: str, values: dict[str, list[float]]) -> list[float]:
-    """What citations cost in each round: a value by that of the same without them."""
+    """Cost of citations in each round: a value divided by the one without citations."""
     return [
         with_them / without
         for with_them, without in zip(values[name], values.get(name + UNCITED, ()), strict=False)
@@ -199,19 +199,19 @@ def _cost(name: str, values: dict[str, list[float]]) -> list[float]:
 
 
 def measure_rows(
-    plan: Plan, lm: WindowedLM, asked: Workload, rate: float, tell: Tell
-) -> tuple[list[Row], list[dict[str, Any]]]:
-    """One question at a time, and what each llama.cpp says of itself.
+    plan: BenchPlan, lm: WindowedLM, asked: Workload, rate: float, tell: Tell
+) -> tuple[list[BenchRow], list[dict[str, Any]]]:
+    """Time one question at a time; gives the rows and the report of each llama.cpp.
 
     Before the rounds everything answers once with a few tokens, so that nothing is compiled or
-    loaded in them: windows the whole question, one prompt and llama.cpp, which take long, less.
+    loaded in them: windows read the whole question, the slower one prompt and llama.cpp less.
     """
     with ExitStack() as stack:
         answers = stack.enter_context(all_answers(lm, plan))
         rivals = _rivals(plan, lm, stack)
         for name, answer in answers.items():
             answer(asked.shortened(1) if name == SEQUENTIAL else asked, _WARM, Clock())
-        told = [rival.about() for rival in rivals.values()]
+        reports = [rival.about() for rival in rivals.values()]
         took = {name: _Times() for name in (*answers, *rivals)}
         for number, name in in_turn(took, plan.rounds):
             if name in rivals:
@@ -230,7 +230,7 @@ def measure_rows(
         }
     prompt, steps = len(asked.prompt), {name: own.decode_s for name, own in took.items()}
     rows = [
-        Row(
+        BenchRow(
             name=name,
             prefill_s=own.prefill_s,
             first_s=own.first_s,
@@ -244,10 +244,10 @@ def measure_rows(
         )
         for name, own in took.items()
     ]
-    return rows, told
+    return rows, reports
 
 
-def _rivals(plan: Plan, lm: WindowedLM, stack: ExitStack) -> dict[str, llama_cpp.LlamaBench]:
+def _rivals(plan: BenchPlan, lm: WindowedLM, stack: ExitStack) -> dict[str, llama_cpp.LlamaBench]:
     """Each --llama-bench by its name, with the model's weights in a file that goes in the end."""
     programs = plan.llama_bench or []
     if not programs:
@@ -264,10 +264,10 @@ def _rivals(plan: Plan, lm: WindowedLM, stack: ExitStack) -> dict[str, llama_cpp
     return rivals
 
 
-def measure_concurrency(plan: Plan, lm: WindowedLM) -> list[Concurrency]:
+def measure_concurrency(plan: BenchPlan, lm: WindowedLM) -> list[Concurrency]:
     """Answer questions one by one and together, in turn; their windows are in memory before."""
     questions = plan.questions or 0
-    asked = Texts(lm, plan.context, plan.window).sharing(questions)
+    asked = BenchTexts(lm, plan.context, plan.window).sharing(questions)
     with warm_cache(plan, lm) as cache:
         warm = lm.with_cache(cache)
 
@@ -280,17 +280,17 @@ def measure_concurrency(plan: Plan, lm: WindowedLM) -> list[Concurrency]:
                 for one in asked
             ]
 
-        def alone(citations: bool) -> None:
+        def one_by_one(citations: bool) -> None:
             for one in requests(citations):
                 warm.generate(**one)
 
         def together(citations: bool) -> None:
             warm.generate_batch(requests(citations), max_rows=questions)
 
-        # What is with and without citations follows each other.
+        # Those with and without citations follow each other.
         answers = {
-            ALONE: partial(alone, True),
-            ALONE + UNCITED: partial(alone, False),
+            ONE_BY_ONE: partial(one_by_one, True),
+            ONE_BY_ONE + UNCITED: partial(one_by_one, False),
             TOGETHER: partial(together, True),
             TOGETHER + UNCITED: partial(together, False),
         }
@@ -304,24 +304,24 @@ def measure_concurrency(plan: Plan, lm: WindowedLM) -> list[Concurrency]:
     return [Concurrency(questions, name, own, _cost(name, took)) for name, own in took.items()]
 
 
-def _peak(plan: Plan, way: str, work: Callable[[], object], tell: Tell) -> int | None:
-    """Bytes at the peak of one way; None where it could not be measured."""
+def _peak(plan: BenchPlan, name: str, work: Callable[[], object], tell: Tell) -> int | None:
+    """Peak bytes of one variant; None where they could not be measured."""
     if plan.device != "cpu":
         return peak_bytes(work, plan.device)
     try:
-        # A process of its own: memory that other ways freed would hide a part of it.
+        # A process of its own: memory that other variants freed would hide a part of it.
         with ProcessPoolExecutor(1, get_context("spawn")) as pool:
-            return pool.submit(peak_apart, plan, way, torch.get_num_threads()).result()
+            return pool.submit(peak_separately, plan, name, torch.get_num_threads()).result()
     except (OSError, RuntimeError, MemoryError) as error:
-        tell(f"Peak memory of {way} was not measured: {error}")
+        tell(f"Peak memory of {name} was not measured: {error}")
         return None
 
 
-def peak_apart(plan: Plan, name: str, threads: int) -> int | None:
+def peak_separately(plan: BenchPlan, name: str, threads: int) -> int | None:
     """Make the model and answer once; for a process that does nothing else."""
     torch.set_num_threads(threads)
     lm = wrapped(plan)
-    asked = Texts(lm, plan.context, plan.window).workload()
+    asked = BenchTexts(lm, plan.context, plan.window).workload()
     with new_cache() as cache:
         answer = plain(lm.model) if name == SEQUENTIAL else cold(lm, cache)
         answer(asked.shortened(1), _WARM, Clock())
@@ -331,7 +331,7 @@ def peak_apart(plan: Plan, name: str, threads: int) -> int | None:
 def peak_bytes(work: Callable[[], object], device: str) -> int | None:
     """Bytes that a run needed at its peak beside those in use before it.
 
-    On the CPU resident memory, or None where the kernel does not tell it; only Linux does.
+    On the CPU resident memory, or None where the kernel does not report it; only Linux does.
     """
     if device != "cpu":
         torch.cuda.synchronize()
@@ -341,7 +341,7 @@ def peak_bytes(work: Callable[[], object], device: str) -> int | None:
         torch.cuda.synchronize()
         return torch.cuda.max_memory_allocated() - allocated
     gc.collect()
-    # Freed memory goes back, so that it can't be used again unseen; glibc alone can do that.
+    # Freed memory goes back, so that it can't be used again unseen; only glibc can do that.
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)

@@ -1,4 +1,4 @@
-"""What is timed: a model, and text for it that comes to a known number of tokens."""
+"""The model that is timed, and text for it with a known number of tokens."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from rag_windows.loading import load as load_model
 from rag_windows.loading import load_config
 from rag_windows.model import WindowedLM
 from rag_windows.passage import Passage
-from rag_windows_eval.benchmark.result import Plan
+from rag_windows_eval.benchmark.result import BenchPlan
 
 PREFIX_TOKENS = QUERY_TOKENS = 32
 _POSITIONS = 262_144
@@ -53,7 +53,7 @@ _TEMPLATE = (
 )
 
 
-def config_of(plan: Plan) -> PreTrainedConfig:
+def config_of(plan: BenchPlan) -> PreTrainedConfig:
     """The configuration of what is timed."""
     if plan.model is not None:
         return load_config(plan.model).get_text_config(decoder=True)
@@ -65,7 +65,7 @@ def config_of(plan: Plan) -> PreTrainedConfig:
     )
 
 
-def build(plan: Plan) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+def build(plan: BenchPlan) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """The model, in evaluation mode, on its device and in its precision, and its tokenizer."""
     dtype = getattr(torch, plan.dtype)
     if plan.model is not None:
@@ -79,7 +79,7 @@ def build(plan: Plan) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
 
 
 def tokenizer(vocabulary: int) -> PreTrainedTokenizerFast:
-    """Of so many tokens: each word is one, white space none; with a chat template."""
+    """A tokenizer of so many tokens, one for each word, with a chat template."""
     special = [_PAD, _BEGIN, _UNKNOWN, *_ROLES]
     words = [*special, *(f"w{number}" for number in range(len(special), vocabulary))]
     numbered = {word: number for number, word in enumerate(words)}
@@ -94,7 +94,7 @@ def tokenizer(vocabulary: int) -> PreTrainedTokenizerFast:
 
 
 def head_dim(config: PreTrainedConfig) -> int:
-    """Of keys and values."""
+    """Size of the keys and values of one head."""
     own = getattr(config, "head_dim", None)
     return int(own or config.hidden_size // config.num_attention_heads)
 
@@ -114,7 +114,7 @@ def weight_bytes(model: PreTrainedModel) -> int:
 def step_bytes(model: PreTrainedModel, context: int) -> int:
     """What every decode step reads: all weights, and the keys and values of a context once.
 
-    Of an embedding table apart from the vocabulary layer, one row is read.
+    Of an embedding table that the vocabulary layer does not share, one row is read.
     """
     table, head = model.get_input_embeddings().weight, model.get_output_embeddings()
     unread = 0 if head is not None and head.weight is table else table.nbytes
@@ -145,12 +145,12 @@ class Workload:
         ]
 
     def shortened(self, windows: int) -> Workload:
-        """The same over the first passages alone."""
+        """The same over only the first passages."""
         parts = replace(self.parts, windows=self.parts.windows[:windows])
         return replace(self, passages=self.passages[:windows], parts=parts)
 
 
-class Texts:
+class BenchTexts:
     """Questions over random words that a model's tokenizer knows.
 
     Every passage has a title, and its window, header and blank line included, as many tokens as
@@ -210,7 +210,7 @@ class Texts:
     def _fitting(
         self, generator: random.Random, tokens: int, encode: Callable[[str], Sequence[int]]
     ) -> str:
-        """As many words as come to so many tokens, with what stands around them; at least one."""
+        """As many words as fit into so many tokens, with the text around them; at least one."""
         drawn = generator.choices(self._words, k=tokens)
         fitting = bisect_right(
             range(tokens + 1), tokens, key=lambda count: len(encode(" ".join(drawn[:count])))

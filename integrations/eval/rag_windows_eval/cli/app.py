@@ -14,7 +14,7 @@ from rich.table import Column
 from rich.text import Text
 
 from rag_windows import cli
-from rag_windows.cli import Group, ModelOptions, RayOptions, count, flag, option, spreading
+from rag_windows.cli import Group, LoadOptions, RayOptions, count, flag, option, spreading
 from rag_windows.errors import require
 from rag_windows.visible_text import one_line
 
@@ -24,7 +24,7 @@ evaluation.add_typer(score, name="score")
 
 
 def _running() -> Any:
-    """What the commands call; whether its packages are installed is asked first."""
+    """The module that the commands call, once its packages are known to be installed."""
     names = ("matplotlib", "pandas", "sacrebleu", "scipy", "spacy", "tabulate")
     require("rag-windows eval", *names, extra="eval")
     from rag_windows_eval.cli import running
@@ -87,8 +87,8 @@ Predictions = Annotated[Path, option("FILE", "File of predictions.")]
 
 
 @dataclass(frozen=True, slots=True)
-class Asking(ModelOptions):
-    """What every evaluation that asks a model is told; each field is the option of its name."""
+class Asking(LoadOptions):
+    """Options of every evaluation that asks a model; each field is the option of its name."""
 
     model: cli.Model = ""
     methods: Methods = "sequential,auto,ape"
@@ -105,7 +105,7 @@ class Asking(ModelOptions):
         int | None, count("Largest number of tokens of an answer. Default: the dataset's.")
     ] = None
     system: cli.System = None
-    # Windows are kept in memory alone, so that no other run's windows count.
+    # Windows are stored in memory only, so that no other run's windows count.
     cache_memory: Annotated[
         str, option("SIZE", 'Memory for encoded windows: "8GiB", or a share of RAM.')
     ] = "50%"
@@ -117,7 +117,7 @@ _NO_OPTIONS = (
     *("method", "rag_temperature", "rag_scale"),
     *("cache_dir", "shared", "shared_wait", "shared_apart", "no_cache"),
 )
-"""Of a model that evaluations take from --methods, or not at all."""
+"""Options of a model that evaluations take from --methods, or not at all."""
 
 
 @evaluation.command()
@@ -259,7 +259,7 @@ def passages(
 
 @dataclass(frozen=True, slots=True)
 class SuiteOptions(Asking):
-    """What a suite is told; each field is the option of its name."""
+    """Options of a suite; each field is the option of its name."""
 
     methods: Annotated[
         str,
@@ -325,7 +325,7 @@ def report(
     _running()
     from rag_windows_eval.cli.suite import report_again
 
-    report_again(folders, out or folders[0], data, json_alone=json)
+    report_again(folders, out or folders[0], data, json_only=json)
 
 
 @score.command("inscit")

@@ -11,13 +11,13 @@ from typing import Annotated
 from pydantic import TypeAdapter
 
 from rag_windows.cli import Verbose, count, option, quieten, spreading, tell
-from rag_windows_eval.benchmark.result import Plan, Result, markdown
+from rag_windows_eval.benchmark.result import BenchPlan, Result, markdown
 from rag_windows_eval.files import write_whole
 
 
 @spreading()
 def bench(
-    plan: Plan,
+    plan: BenchPlan,
     threads: Annotated[int | None, count("Number of CPU threads. Default: all.")] = None,
     out: Annotated[
         str | None, option("DIR", "Folder for performance.json and performance.md (or profile.md).")
@@ -45,7 +45,7 @@ def bench(
             write_whole(Path(out) / "profile.md", found)
             tell(f"Wrote profile.md to {out}.")
         return
-    # Where a program lies is nobody's business but its user's.
+    # The command in the report leaves out the folders of the user's programs.
     words = sys.argv[1:]
     for program in (split(given)[0] for given in plan.llama_bench or ()):
         words = [word.replace(program, Path(program).name) for word in words]

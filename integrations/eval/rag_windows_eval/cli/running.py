@@ -1,4 +1,4 @@
-"""One run from a task and its arms to the figures, and reports of runs that are done."""
+"""One run from a task and its conditions to the figures, and reports of finished runs."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from rag_windows_eval.files import read, write_whole
 from rag_windows_eval.long import LongTask
 from rag_windows_eval.passages import PassagesTask
 from rag_windows_eval.summary import as_json, summarise
-from rag_windows_eval.task import Example, Record, Task
+from rag_windows_eval.task import AnswerRecord, Task, TaskExample
 
 if TYPE_CHECKING:
     from rag_windows import WindowedLM
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 
 ALL = "all"
-"""What stands for every method in --methods."""
+"""Stands for every method in --methods."""
 
 _WITHOUT_DATA: Mapping[str, Callable[..., Task]] = {
     "long": LongTask.open,
@@ -58,11 +58,11 @@ _OF_A_FILE: Mapping[str, Callable[..., Task]] = {
     "inscit": inscit.InscitTask.read,
     "chatrag": chatrag.ChatRagTask.read,
 }
-"""Tasks that a file of the user's holds."""
+"""Tasks that are read from a file of the user's."""
 
 
-class Source(BaseModel):
-    """What a command was told about its data; no setting of the run, as files may move."""
+class DataOptions(BaseModel):
+    """Options of a command about its data; no settings of the run, since files may move."""
 
     kind: Literal["inscit", "chatrag", "icl", "long", "connected", "passages"]
     data: str | None
@@ -88,8 +88,8 @@ class Source(BaseModel):
         return replace(task, examples=task.examples[: self.limit], settings=settings)
 
 
-def compared(asking: Asking, depths: Sequence[int | None]) -> tuple[runs.Arm, ...]:
-    """Each method at each depth, with the profile's numbers for those of its name without any."""
+def compared(asking: Asking, depths: Sequence[int | None]) -> tuple[runs.Condition, ...]:
+    """Each method at each depth; a method named without numbers takes those of the profile."""
     names = names_in(asking.methods)
     if names == [ALL]:
         names = [runs.BASE, *(name for name in METHODS if name != runs.BASE)]
@@ -101,16 +101,16 @@ def compared(asking: Asking, depths: Sequence[int | None]) -> tuple[runs.Arm, ..
                 f"--profile holds numbers of the method {found.name}. Add this method to --methods."
             )
         chosen = [(name, found if name == found.name else method) for name, method in chosen]
-    return runs.arms(chosen, depths)
+    return runs.conditions(chosen, depths)
 
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """A dataset that is ready to be asked, with all that its answers depend on but the model."""
+    """A dataset, with everything except the model that its answers depend on."""
 
-    source: Source
+    source: DataOptions
     task: Task
-    arms: tuple[runs.Arm, ...]
+    conditions: tuple[runs.Condition, ...]
     search: runs.Search
     generating: runs.Generating
 
@@ -118,37 +118,37 @@ class Evaluation:
     def of(
         cls,
         asking: Asking,
-        source: Source,
+        source: DataOptions,
         depths: Sequence[int | None],
         searching: Mapping[str, Any],
     ) -> Evaluation:
-        """Of what a command was told; reads the data."""
-        arms, task, search = compared(asking, depths), source.task(), runs.Search(**searching)
+        """The evaluation of a command's options; reads the data."""
+        conditions, task, search = compared(asking, depths), source.task(), runs.Search(**searching)
         if missing := getattr(task, "unfound", 0):
             tell(
                 f"Note: {missing} evidence passages are not in the corpus, so no retriever "
                 "can find them."
             )
         if isinstance(task, icl.IclTask):
-            for arm in arms:
-                task.shown(arm.top_k)
+            for condition in conditions:
+                task.shown(condition.top_k)
         generating = runs.Generating.of(task, asking.system, asking.max_new_tokens, asking.seed)
-        return cls(source, task, arms, search, generating)
+        return cls(source, task, conditions, search, generating)
 
     @property
     def answerer(self) -> runs.Answerer:
-        """What answers the task's questions."""
+        """The function that answers the task's questions."""
         if isinstance(self.task, icl.IclTask):
             return functools.partial(self.task.answer, self.generating.prefix)
         return self.generating.answer
 
     def manifest(self, model: runs.Described) -> runs.Manifest:
-        """Of a run with this model."""
+        """The manifest of a run with this model."""
         settings = self.search.settings
-        return runs.Manifest.of(model, self.task, self.arms, settings, self.generating)
+        return runs.Manifest.of(model, self.task, self.conditions, settings, self.generating)
 
     def ranking(self, folder: runs.RunFolder) -> runs.Ranking:
-        """What finds the passages of an example."""
+        """The function that ranks the passages of an example."""
         with progress("Embedding passages") as counted:
             return self.search.over(self.task, folder.path / runs.INDEX, counted)
 
@@ -157,8 +157,8 @@ class Evaluation:
         folder: runs.RunFolder,
         ask: Asks,
         ranking: runs.Ranking,
-        examples: Sequence[Example] | None = None,
-    ) -> list[Record]:
+        examples: Sequence[TaskExample] | None = None,
+    ) -> list[AnswerRecord]:
         """Ask what the folder lacks, of all examples or of those that are given, which are timed.
 
         Returns records without an answer.
@@ -170,17 +170,17 @@ class Evaluation:
             answerer = functools.partial(runs.timed, answerer)
         batch = icl.BATCH if isinstance(self.task, icl.IclTask) else 1
         with progress(what) as counted:
-            run = runs.Run(task, self.arms, ranking, folder, ask(answerer), batch)
+            run = runs.Run(task, self.conditions, ranking, folder, ask(answerer), batch)
             return run.answer(counted)
 
     def score(self, folder: runs.RunFolder) -> tuple[report.ReportedRun, dict[str, Any]]:
-        """Score what a folder holds, and write all that follows from it; also where it is."""
+        """Score a folder's records, and write scores, predictions and report; also their paths."""
         path = folder.path
         with progress("Scoring"):
             summary = summarise(self.task, folder)
             write_whole(path / runs.SCORES, json.dumps(as_json(summary), indent=1) + "\n")
             predictions = {
-                arm.name: str(_predictions(folder, self.task, arm.name)) for arm in self.arms
+                one.name: str(_predictions(folder, self.task, one.name)) for one in self.conditions
             }
             one = report.ReportedRun(self.task, folder, summary, self.source.command)
             reports = report.write_report([one], path)
@@ -194,13 +194,13 @@ class Evaluation:
 
 
 Asks = Callable[[runs.Answerer], runs.Asking]
-"""Has a model, or several, ask by an answerer."""
+"""Has one model or several answer with an answerer."""
 
 
 @contextmanager
 def models(asking: Asking, over: RayOptions) -> Iterator[tuple[runs.Described, Asks]]:
-    """What the model is, and what asks it: here, or in the processes of a cluster."""
-    if asking.out is not None:  # told before gigabytes are loaded
+    """Describe the model and give the function that asks it, here or in a cluster's processes."""
+    if asking.out is not None:  # reported before gigabytes are loaded
         with runs.locked(asking.out):
             pass
     if not over.wanted:
@@ -216,10 +216,10 @@ def models(asking: Asking, over: RayOptions) -> Iterator[tuple[runs.Described, A
         with progress(f"Loading {asking.name}"):
             first, *others = loaded.each(runs.Described.of)
         if different := [one for one in others if one.settings != first.settings]:
-            told = "; ".join(runs.differences(first.settings, different[0].settings))
+            message = "; ".join(runs.differences(first.settings, different[0].settings))
             raise InputError(
-                f"The machines of the cluster have different models: {told}. Give all of them the "
-                "same files."
+                f"The machines of the cluster have different models: {message}. Give all of "
+                "them the same files."
             )
 
         def ask(answerer: runs.Answerer) -> runs.Asking:
@@ -239,13 +239,15 @@ def evaluate(
     over: RayOptions,
     kind: Any,
     data: str | None,
-    arms_read: Sequence[int | None],
+    top_k: Sequence[int | None],
     searching: dict[str, Any],
     **chosen: Any,
 ) -> None:
-    """Answer what is not answered yet, score and show; ``chosen`` are those of the data."""
-    source = Source(kind=kind, data=data, limit=asking.limit, options=chosen, command=command())
-    one = Evaluation.of(asking, source, arms_read, searching)
+    """Answer what is missing, score and show; ``chosen`` are options of the data."""
+    source = DataOptions(
+        kind=kind, data=data, limit=asking.limit, options=chosen, command=command()
+    )
+    one = Evaluation.of(asking, source, top_k, searching)
     with models(asking, over) as (model, ask):
         manifest = one.manifest(model)
         path = asking.out or default_folder(one.task.name, asking.name, [manifest])
@@ -260,7 +262,7 @@ def evaluate(
     tell_failed(failed)
 
 
-def tell_failed(failed: Sequence[Record]) -> None:
+def tell_failed(failed: Sequence[AnswerRecord]) -> None:
     """End with an error if there are questions without an answer."""
     if failed:
         first = failed[0]
@@ -273,8 +275,8 @@ def tell_failed(failed: Sequence[Record]) -> None:
 
 
 def reported(path: Path, data: str | None = None) -> report.ReportedRun:
-    """A run scored again; its data may lie elsewhere now."""
-    folder, source = runs.RunFolder.open(path), read(path / runs.SOURCE).json(Source)
+    """Score a run again; ``data`` names its data file if that was moved."""
+    folder, source = runs.RunFolder.open(path), read(path / runs.SOURCE).json(DataOptions)
     source.data = data or source.data
     task, manifest = source.task(), folder.manifest
     now = json.loads(json.dumps({"name": task.name, **task.settings}))
@@ -287,10 +289,10 @@ def reported(path: Path, data: str | None = None) -> report.ReportedRun:
     return report.ReportedRun(task, folder, summarise(task, folder), source.command)
 
 
-def _predictions(folder: runs.RunFolder, task: Task, arm: str) -> Path:
-    """Write an arm's answers: INSCIT's own format, else a line each."""
-    path = folder.path / runs.PREDICTIONS / quote(arm, safe="@+=")
-    records = folder.records[arm]
+def _predictions(folder: runs.RunFolder, task: Task, condition: str) -> Path:
+    """Write a condition's answers: INSCIT's own format, else a line each."""
+    path = folder.path / runs.PREDICTIONS / quote(condition, safe="@+=")
+    records = folder.records[condition]
     if isinstance(task, inscit.InscitTask):
         path = path.with_name(f"{path.name}.json")
         inscit.write_predictions(path, task.examples, records, task.settings["evidence"])
@@ -310,7 +312,7 @@ def default_folder(task: str, model: str, manifests: Sequence[runs.Manifest]) ->
 
 @contextmanager
 def going_on(path: Path) -> Iterator[None]:
-    """Where a run stops before its end, tell that its answers are kept, and how to go on."""
+    """Where a run stops early, report that its answers are stored, and how to continue."""
     try:
         yield
     except KeyboardInterrupt:
@@ -322,5 +324,5 @@ def going_on(path: Path) -> Iterator[None]:
 
 
 def command() -> str:
-    """What was typed, but for --fresh, which would begin again."""
+    """The command line without --fresh, which would begin again."""
     return shlex.join(["rag-windows", *(word for word in sys.argv[1:] if word != "--fresh")])

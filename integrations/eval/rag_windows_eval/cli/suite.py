@@ -20,8 +20,8 @@ from rag_windows.errors import InputError
 from rag_windows_eval import report
 from rag_windows_eval import run as runs
 from rag_windows_eval.cli.running import (
+    DataOptions,
     Evaluation,
-    Source,
     command,
     default_folder,
     going_on,
@@ -32,7 +32,7 @@ from rag_windows_eval.cli.running import (
 from rag_windows_eval.connected import CONNECTED
 from rag_windows_eval.files import read, write_whole
 from rag_windows_eval.summary import as_json
-from rag_windows_eval.task import Example
+from rag_windows_eval.task import TaskExample
 
 if TYPE_CHECKING:
     from rag_windows.cli import RayOptions
@@ -61,7 +61,7 @@ SETS = (
     *(f"connected/{name}" for name in CONNECTED),
     LONG,
 )
-"""What a suite asks, in this order."""
+"""The sets of a suite, in this order."""
 
 _INSCIT_FROM = (
     "take dev.json from the folder data of github.com/ellenmellon/INSCIT, and name it with --inscit"
@@ -90,9 +90,9 @@ def named(sets: str, every: Sequence[str] = SETS) -> list[str]:
     return [one for one in every if {one, one.partition("/")[0]} & set(words)]
 
 
-def sources(asking: SuiteOptions) -> dict[str, Source]:
-    """Where the data of each set come from; an `InputError` names the sets whose files lack."""
-    made, lacking = dict[str, Source](), dict[str, str]()
+def sources(asking: SuiteOptions) -> dict[str, DataOptions]:
+    """The data source of each set; an `InputError` names the sets whose files are missing."""
+    made, lacking = dict[str, DataOptions](), dict[str, str]()
     files = {f"passages/{Path(one).name.partition('.')[0]}": one for one in asking.passages or ()}
     if len(files) < len(asking.passages or ()):
         raise InputError(
@@ -124,8 +124,8 @@ def sources(asking: SuiteOptions) -> dict[str, Source]:
         else:
             chosen = {"haystack": asking.haystack, "sizes": SIZES, "depths": DEPTHS}
             chosen["seed"] = asking.seed
-        told = {"kind": kind, "data": data, "limit": asking.limit, "options": chosen}
-        made[name] = Source.model_validate({**told, "command": command()})
+        fields = {"kind": kind, "data": data, "limit": asking.limit, "options": chosen}
+        made[name] = DataOptions.model_validate({**fields, "command": command()})
     if lacking:
         error = InputError(
             f"The files of {len(lacking)} of {len(made)} sets are missing. Get them, or name the "
@@ -145,7 +145,7 @@ def _by_reason(lacking: Mapping[str, str]) -> Iterator[tuple[str, list[str]]]:
 
 
 def _short(names: Sequence[str]) -> list[str]:
-    """Sets, all of a kind by its name."""
+    """Names of sets; where all sets of a kind are there, the kind's name."""
     made = []
     for name in names:
         kind = name.partition("/")[0]
@@ -154,12 +154,12 @@ def _short(names: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(made))
 
 
-def size(example: Example) -> int:
-    """Characters that an example's own passages have: what its seconds depend on."""
+def size(example: TaskExample) -> int:
+    """Characters of an example's own passages, which its seconds depend on."""
     return sum(len(one.text) for one in example.passages)
 
 
-def sample(examples: Sequence[Example]) -> list[Example]:
+def sample(examples: Sequence[TaskExample]) -> list[TaskExample]:
     """Some examples from the shortest to the longest, as in a quantile plot."""
     ordered = sorted(examples, key=size)
     places = np.linspace(0, len(ordered) - 1, min(MEASURED, len(ordered))).round().astype(int)
@@ -178,15 +178,15 @@ class Left:
 
     @classmethod
     def of(cls, one: Evaluation, folder: runs.RunFolder) -> Left:
-        """Of one set, by what its answers took so far, between the sizes that were asked."""
+        """The rest of one set: seconds by size are interpolated from its answers so far."""
         answers, seconds = 0, 0.0
-        for arm in one.arms:
-            kept = {key: r for key, r in folder.records[arm.name].items() if r.error is None}
-            lacking = [size(example) for example in one.task.examples if example.key not in kept]
+        for condition in one.conditions:
+            done = {key: r for key, r in folder.records[condition.name].items() if r.error is None}
+            lacking = [size(example) for example in one.task.examples if example.key not in done]
             known = [
-                (size(example), kept[example.key].total_s)
+                (size(example), done[example.key].total_s)
                 for example in one.task.examples
-                if example.key in kept
+                if example.key in done
             ]
             answers += len(lacking)
             if known and lacking:
@@ -200,17 +200,17 @@ class Left:
 
 
 def duration(seconds: float) -> str:
-    """Such as "3.2 hours"."""
+    """A duration in words, such as "3.2 hours"."""
     if seconds < 90:
         return f"{seconds:.0f} seconds"
     return f"{seconds / 60:.0f} minutes" if seconds < 5400 else f"{seconds / 3600:.1f} hours"
 
 
 class Suite(BaseModel, extra="forbid"):
-    """What a suite's folder holds: its sets with the folders of their runs inside, its times.
+    """The file of a suite's folder: its sets with the folders of their runs inside, its times.
 
-    ``estimate_s`` were told before it began, of so many ``measured`` questions; ``answers_s`` is
-    what its answers took. Both are seconds of one model's work.
+    ``estimate_s`` was reported before it began, from so many ``measured`` questions; ``answers_s``
+    is what its answers took. Both are seconds of one model's work.
     """
 
     format: Literal["rag-windows evaluation suite"] = "rag-windows evaluation suite"
@@ -222,7 +222,7 @@ class Suite(BaseModel, extra="forbid"):
 
     @classmethod
     def of(cls, path: Path) -> Suite | None:
-        """What a folder holds, if it is a suite's."""
+        """Read the suite of a folder; None if it holds none."""
         return read(path / SUITE).json(cls) if (path / SUITE).is_file() else None
 
     @property
@@ -273,7 +273,7 @@ def run_suite(asking: SuiteOptions, over: RayOptions) -> None:
             # What is compiled or loaded for a method's first question is not timed.
             name, one = next(iter(evaluations.items()))
             passages = rankings[name](samples[name][0])
-            asked = [(arm, [(samples[name][0], passages[: arm.top_k])]) for arm in one.arms]
+            asked = [(c, [(samples[name][0], passages[: c.top_k])]) for c in one.conditions]
             list(ask(one.answerer)([asked]))
         for name, one in evaluations.items():
             one.answer(folders[name], ask, rankings[name], samples[name])
@@ -292,17 +292,17 @@ def run_suite(asking: SuiteOptions, over: RayOptions) -> None:
         suite = suite.model_copy(update={"answers_s": _answers_s(folders.values())})
         _write(out, suite)
         reports = report.write_report(done, out, suite.hours)
-        told = suite.model_dump() | {
+        scores = suite.model_dump() | {
             "sets": {name: as_json(one.summary) for name, one in zip(sets, done, strict=True)},
             "means": report.means_of(done),
         }
-        told = to_jsonable_python(told, inf_nan_mode="null")
-        write_whole(out / runs.SCORES, json.dumps(told, indent=1) + "\n")
+        scores = to_jsonable_python(scores, inf_nan_mode="null")
+        write_whole(out / runs.SCORES, json.dumps(scores, indent=1) + "\n")
     if asking.json:
         for name, own in files.items():
-            told["sets"][name]["files"] = own
+            scores["sets"][name]["files"] = own
         where = {"folder": str(out), "report": [str(one) for one in reports]}
-        cli.write_json({**told, "files": {**where, "scores": str(out / runs.SCORES)}})
+        cli.write_json({**scores, "files": {**where, "scores": str(out / runs.SCORES)}})
     else:
         cli.show(f"{report.terminal_of_all(done, suite.hours)}\n")
         cli.show(f"Scores and report of all sets, and a folder of each: {out}", "dim")
@@ -331,7 +331,7 @@ def _tell_left(left: Left, sets: int, replicas: int) -> None:
         )
 
 
-def report_again(folders: Sequence[Path], out: Path, data: str | None, *, json_alone: bool) -> None:
+def report_again(folders: Sequence[Path], out: Path, data: str | None, *, json_only: bool) -> None:
     """Score runs again and write one report of them; a suite's folder stands for its runs."""
     paths, hours = [], ""
     for path in folders:
@@ -343,14 +343,14 @@ def report_again(folders: Sequence[Path], out: Path, data: str | None, *, json_a
     done = [reported(path, data) for path in paths]
     with progress("Scoring"):
         files = [str(one) for one in report.write_report(done, out, hours)]
-    if json_alone:
+    if json_only:
         nothing: dict[str, Any] = {"scores": None, "predictions": {}, "report": []}
         pairs = zip(done, paths, strict=True)
-        told = [
+        summaries = [
             {**as_json(one.summary), "files": {"folder": str(path), **nothing}}
             for one, path in pairs
         ]
-        cli.write_json({"runs": told, "report": files})
+        cli.write_json({"runs": summaries, "report": files})
         return
     for one in done:
         cli.show(f"{report.terminal(one.summary)}\n")

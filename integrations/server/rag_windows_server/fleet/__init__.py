@@ -22,7 +22,7 @@ _HOMES = {"FleetOptions": "options", "app": "front", "run": "front"}
 
 
 def __getattr__(name: str) -> Any:
-    # On first use: without the extra, what is missing is told with the command that installs it.
+    # On first use: without the extra, the error names what is missing and the command for it.
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     needed = ("ray", "fastapi", "uvicorn", "openai", "prometheus-client", "fsspec")

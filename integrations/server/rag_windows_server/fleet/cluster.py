@@ -1,4 +1,4 @@
-"""A cluster of Ray: one that is there, or one on this machine that ends with the work."""
+"""A cluster of Ray: an existing one, or one on this machine that ends with the work."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Corpora encoded and questions asked over a cluster of Ray's, by processes with a model each.
+"""Encodes corpora and asks questions over a cluster of Ray's, in processes with a model each.
 
 Importing this imports no torch, which processes that read files do without.
 """
@@ -77,7 +77,7 @@ class Model:
         return self._options.load_model()
 
     def call(self, function: Callable[..., R], *given: Any) -> R:
-        """What a function of the model gives."""
+        """The result of a function of the model."""
         return function(self.lm, *given)
 
 
@@ -95,10 +95,10 @@ class Models:
             max_restarts=_RESTARTS,
             max_task_retries=-1,
         )
-        self._actors: list[Any] = [actor.remote(_apart(options)) for _ in range(options.replicas)]
+        self._actors: list[Any] = [actor.remote(_divided(options)) for _ in range(options.replicas)]
 
     def each(self, function: Callable[[WindowedLM], R]) -> list[R]:
-        """What a function gives for every model."""
+        """The results of a function for every model."""
         with _errors_of_processes():
             found: list[R] = ray.get([one.call.remote(function) for one in self._actors])
             return found
@@ -106,10 +106,9 @@ class Models:
     def map(
         self, function: Callable[[WindowedLM, T], Sequence[R]], items: Iterable[T]
     ) -> Iterator[R]:
-        """What a function gives for items, each asked of a model that is free, as it comes.
+        """The results of a function for items, as they arrive; each is asked of a free model.
 
-        An item is taken when a model is free for it. What was asked of a process that died is asked
-        again.
+        An item is taken when a model is free for it. An item whose process died is asked again.
         """
         pool, shared = ActorPool(self._actors), ray.put(function)
 
@@ -136,8 +135,8 @@ def _size(options: FleetOptions) -> dict[str, Any]:
     return {"num_cpus": options.cpus_per_replica}
 
 
-def _apart(options: FleetOptions) -> FleetOptions:
-    """With a share of the free memory for each of several caches on one machine."""
+def _divided(options: FleetOptions) -> FleetOptions:
+    """Options that divide a share of the free memory among the caches on one machine."""
     memory, machines = options.cache_memory, len([one for one in ray.nodes() if one["Alive"]])
     if not isinstance(memory, str) or not memory.endswith("%"):
         return options
@@ -149,7 +148,7 @@ def _apart(options: FleetOptions) -> FleetOptions:
 
 
 class _Warmer(Model):
-    """Encodes passages into the store; a batch is there when its figures are told."""
+    """Encodes passages into the store; a batch is stored when its figures are reported."""
 
     def __init__(self, options: FleetOptions, prefix: str | None) -> None:
         super().__init__(options)
@@ -162,16 +161,16 @@ class _Warmer(Model):
             warmed = self.lm.warm(passages, prefix=self._prefix)
             store = None if self.lm.cache is None else self.lm.cache.shared
             unwritten = 0 if store is None else store.unwritten
-            told = {"warmed": asdict(warmed), "unwritten": unwritten - self._unwritten}
+            report = {"warmed": asdict(warmed), "unwritten": unwritten - self._unwritten}
             self._unwritten = unwritten
         except RagWindowsError as error:  # to which Ray Data would add lines of its own
-            told = {"error": type(error).__name__, "message": str(error)}
+            report = {"error": type(error).__name__, "message": str(error)}
         skipped = [one for one in rows if "reason" in one]
-        return {"row": [json.dumps({**told, "skipped": skipped})]}
+        return {"row": [json.dumps({**report, "skipped": skipped})]}
 
 
 def _passages(row: Mapping[str, str], words: int) -> Iterator[dict[str, str]]:
-    """The passages of a file, as rows; among them what of it can't be used."""
+    """The passages of a file, as rows; so are its parts that can't be used."""
     for one in DocumentFile(**json.loads(row["row"])).read():
         if isinstance(one, Skipped):
             yield {"row": json.dumps(asdict(one))}
@@ -258,7 +257,7 @@ def warm(
 def _rows(
     options: FleetOptions, prefix: str | None, files: Sequence[DocumentFile]
 ) -> Iterator[dict[str, Any]]:
-    """What the processes tell, batch by batch."""
+    """What the processes report, batch by batch."""
     logging.getLogger("ray.data").setLevel(logging.CRITICAL)
     cpus = ray.cluster_resources().get("CPU", 1) - options.replicas * options.cpus_per_replica
     with _errors_of_processes():

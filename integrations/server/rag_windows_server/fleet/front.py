@@ -27,14 +27,14 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from rag_windows import InputError, Passage, RagWindowsError
 from rag_windows_server import chat, responses
 from rag_windows_server.answering import searched
-from rag_windows_server.asked import Body, top_k
+from rag_windows_server.bodies import Body, top_k
 from rag_windows_server.chat import ChatBody
 from rag_windows_server.errors import ApiError, busy, error_event, internal, log_failure
 from rag_windows_server.fleet.cluster import cluster
 from rag_windows_server.fleet.options import FleetOptions
 from rag_windows_server.fleet.reader import ACCEPTED, Reader, Relayed
 from rag_windows_server.fleet.router import PUBLISH_S, Router
-from rag_windows_server.fleet.routing import Question, home_of, passage_number
+from rag_windows_server.fleet.routing import RoutedQuestion, home_of, passage_number
 from rag_windows_server.keys import Tenant
 from rag_windows_server.passages import deleted
 from rag_windows_server.responses import ResponsesBody
@@ -45,8 +45,8 @@ _log = logging.getLogger("rag_windows.fleet")
 _TRIES = 3
 """Readers that are asked one after the other, because each of them died."""
 
-_KEPT = "type asgi http_version method scheme path raw_path query_string root_path headers client"
-"""What a reader is told of a request; the rest belongs to Serve's own handling of it."""
+_SCOPE = "type asgi http_version method scheme path raw_path query_string root_path headers client"
+"""Keys of a request's scope that a reader gets; the rest belongs to Serve's own handling."""
 
 _ASKING: dict[str, tuple[type[Body], Callable[..., tuple[list[dict[str, Any]], list[Passage]]]]] = {
     "/v1/chat/completions": (ChatBody, chat.conversation),
@@ -92,12 +92,12 @@ class Front:
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         tenant = self._tenant(scope)
         path = scope["path"].removeprefix(scope.get("root_path", ""))
-        kept = {name: scope[name] for name in _KEPT.split() if name in scope}
+        fields = {name: scope[name] for name in _SCOPE.split() if name in scope}
         # Who may not ask is refused by a reader, before anybody waits for a body.
         body, late = (b"", False) if tenant is None else await self._body(receive)
         if body is None:
             return
-        relayed = Relayed({**kept, "headers": [*scope["headers"]]}, body, late, self._deleted)
+        relayed = Relayed({**fields, "headers": [*scope["headers"]]}, body, late, self._deleted)
         together = None
         if tenant is not None and tenant.operator:
             if scope["method"] == "GET" and path == "/metrics":
@@ -144,7 +144,7 @@ class Front:
             size, more = size + len(parts[-1]), message.get("more_body", False)
         return b"".join(parts), False
 
-    def _question(self, path: str, body: bytes, tenant: Tenant | None) -> Question | None:
+    def _question(self, path: str, body: bytes, tenant: Tenant | None) -> RoutedQuestion | None:
         """Which passages a question reads; None for what is none, or what a reader will refuse."""
         if path not in _ASKING or tenant is None:
             return None
@@ -158,7 +158,7 @@ class Front:
         except (ApiError, RagWindowsError):
             return None
         said = (one["content"] for one in messages if one["role"] == "user")
-        return Question(
+        return RoutedQuestion(
             digests=tuple(passage_number(tenant.salt, one) for one in passages),
             sizes=tuple(len(one.text) for one in passages),
             # Of a conversation: its questions read much of the same, and all have its beginning.
@@ -166,7 +166,7 @@ class Front:
         )
 
     async def _pass_on(
-        self, request: Relayed, question: Question | None, receive: Receive, send: Send
+        self, request: Relayed, question: RoutedQuestion | None, receive: Receive, send: Send
     ) -> None:
         passing = _Passing(request.scope["path"], send)
         for left in reversed(range(_TRIES)):
@@ -178,8 +178,8 @@ class Front:
                     await passing.on(messages)
                 return
             except TimeoutError:
-                told = f"No reader took it within {self._settings.wait_s:g} seconds. Try again."
-                failed = busy(503, told, 5)
+                message = f"No reader took it within {self._settings.wait_s:g} seconds. Try again."
+                failed = busy(503, message, 5)
                 break
             except DeploymentUnavailableError:
                 failed = busy(503, "The fleet has no readers. Its log tells why.", 30)
@@ -224,7 +224,7 @@ class Front:
 
 
 class _Passing:
-    """One answer on its way to the client.
+    """Passes one answer on to the client.
 
     A stream's status goes out as it comes; any other with the first piece of the answer behind it.
 
@@ -254,10 +254,10 @@ class _Passing:
 
     async def _on_start(self, message: Message) -> None:
         # Serve's proxy adds the request's id, which is the reader's, too.
-        kept = [one for one in message["headers"] if one[0].lower() != b"x-request-id"]
+        headers = [one for one in message["headers"] if one[0].lower() != b"x-request-id"]
         own = (b"x-reader", self.reader.encode())
-        self._start = {**message, "headers": [*kept, own]}
-        if any(b"text/event-stream" in value for _, value in kept):
+        self._start = {**message, "headers": [*headers, own]}
+        if any(b"text/event-stream" in value for _, value in headers):
             # Another reader may have sent one before it died.
             start, self._start = self._start, None
             if not self._open:
@@ -268,9 +268,9 @@ class _Passing:
         body = message.get("body", b"")
         if self._start is not None and self._open:
             # The reader that was asked again refuses: the status is out, so it is an event.
-            told = json.loads(body)["error"]
-            error = ApiError(self._start["status"], told["message"])
-            error.error |= told
+            details = json.loads(body)["error"]
+            error = ApiError(self._start["status"], details["message"])
+            error.error |= details
             await self._fail(error)
             return
         if self._start is not None:
@@ -283,7 +283,7 @@ class _Passing:
         await self._send(message)
 
     async def end(self, error: ApiError, scope: Scope, receive: Receive) -> None:
-        """Tell the client why there is no more."""
+        """Report to the client why the answer ends."""
         if self._open:
             await self._fail(error)
         elif not self.begun:
@@ -310,11 +310,11 @@ def _response(messages: Sequence[Message]) -> Response:
 
 
 def _forgotten(answers: Answers) -> Response:
-    """How many windows all readers have removed; what two of them held is counted twice."""
-    told = [json.loads(bytes(response.body)) for _, response in answers]
-    windows = sum(one["deleted"] for one in told)
-    # All readers have the same documents; one that was replaced may have been told before.
-    return JSONResponse(deleted(told[0]["id"], windows, max(one["passages"] for one in told)))
+    """The number of windows that all readers removed; one that two of them held counts twice."""
+    bodies = [json.loads(bytes(response.body)) for _, response in answers]
+    windows = sum(one["deleted"] for one in bodies)
+    # All readers have the same documents; a replaced one may have deleted these before.
+    return JSONResponse(deleted(bodies[0]["id"], windows, max(one["passages"] for one in bodies)))
 
 
 class _Families(Collector):
@@ -324,9 +324,9 @@ class _Families(Collector):
         self._families: dict[str, Metric] = {}
         for name, response in answers:
             for family in text_string_to_metric_families(bytes(response.body).decode()):
-                told = Metric(family.name, family.documentation, family.type)
-                kept = self._families.setdefault(family.name, told)
-                kept.samples += [
+                empty = Metric(family.name, family.documentation, family.type)
+                merged = self._families.setdefault(family.name, empty)
+                merged.samples += [
                     one._replace(labels={**one.labels, "replica": name}) for one in family.samples
                 ]
 
@@ -399,7 +399,7 @@ def app(options: FleetOptions) -> Application:
 
 
 def _cause() -> str:
-    """Why readers did not start, out of what Serve keeps of their tracebacks."""
+    """Why readers did not start, from the tracebacks that Serve stores."""
     deployments = serve.status().applications[NAME].deployments.values()
     said = "\n".join(one.message for one in deployments)
     own = re.findall(r"^rag_windows\.errors\.\w+: (.+)$", said, re.MULTILINE)
@@ -423,9 +423,9 @@ def run(
     grace_s: float = 5.0,
     told: Callable[[str], None] = lambda at: None,
 ) -> None:
-    """Serve a fleet until the process is told to stop.
+    """Serve a fleet until a signal stops the process.
 
-    Then questions in line are refused, and answers under way get some seconds.
+    Then waiting questions are refused, and answers in progress get some seconds.
 
     Args:
         address: of a cluster of Ray's; None starts one on this machine, which ends with it.
@@ -473,7 +473,7 @@ def _serve(options: FleetOptions, host: str, port: int, proxies: str) -> None:
 
 
 def _wait() -> None:
-    """Until the process is told to stop."""
+    """Wait for a signal that stops the process."""
     stopped = threading.Event()
     before = [
         (number, signal.signal(number, lambda *_: stopped.set()))

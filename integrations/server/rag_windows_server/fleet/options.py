@@ -1,4 +1,4 @@
-"""What a fleet is made of, and each reader's model, documents and keys out of it."""
+"""Options of a fleet, and each reader's model, documents and keys that they name."""
 
 from __future__ import annotations
 
@@ -86,8 +86,8 @@ class FleetOptions(BaseModel):
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.max_replicas is not None and self.max_replicas < self.replicas:
-            told = f"max_replicas must be at least replicas={self.replicas}"
-            raise ValueError(f"{told}, not {self.max_replicas}.")
+            message = f"max_replicas must be at least replicas={self.replicas}"
+            raise ValueError(f"{message}, not {self.max_replicas}.")
         return self
 
     def load_cache(self) -> PassageCache | None:

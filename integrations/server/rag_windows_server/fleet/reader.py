@@ -17,7 +17,7 @@ from transformers.utils.logging import disable_progress_bar
 from rag_windows.integration import one_line
 from rag_windows_server.app import create_app
 from rag_windows_server.fleet.options import FleetOptions
-from rag_windows_server.fleet.routing import Question, number_of, pack
+from rag_windows_server.fleet.routing import RoutedQuestion, number_of, pack
 
 ACCEPTED = "rag_windows.accepted"
 """Type of the first message of a reader, with its name; the others are ASGI's."""
@@ -58,7 +58,7 @@ class Reader:
         self._failed = False
 
     async def answer(
-        self, request: Relayed, question: Question | None = None
+        self, request: Relayed, question: RoutedQuestion | None = None
     ) -> AsyncGenerator[list[Message]]:
         """Answer one request with ASGI's messages, those in one list that came together.
 
@@ -90,7 +90,7 @@ class Reader:
         return self.name, messages
 
     def record_routing_stats(self) -> dict[str, bytes]:
-        """What Serve tells the router: the passages that are in memory here."""
+        """What Serve reports to the router: the passages in memory here."""
         cache = self._lm.cache
         return {} if cache is None else {"held": pack(map(number_of, cache.resident()))}
 
@@ -105,7 +105,7 @@ class Reader:
             self._failed = False
 
     async def stop(self, grace_s: float) -> None:
-        """Let no question in any more, end those under way after some seconds, write the cache."""
+        """Refuse new questions, end those in progress after some seconds, write the cache."""
         answering = self._app.state.served.answering
         answering.line.close()
         with suppress(TimeoutError):
@@ -127,7 +127,7 @@ class Reader:
                 return more.pop()
             if request.late:
                 raise TimeoutError  # the server says what it says of clients that it waits for
-            # A client that leaves cancels this work; it is not told otherwise.
+            # A client that leaves cancels this work; no message says so.
             return await asyncio.get_running_loop().create_future()
 
         async def send(message: Message) -> None:
@@ -135,7 +135,7 @@ class Reader:
             put(message)
 
         scope = dict(request.scope)
-        # The name that Serve's proxy gave the request and tells the client stands in our log, too.
+        # The name that Serve's proxy gave the request and the client stands in our log, too.
         if given := Headers(scope=scope).get("x-request-id"):
             scope["state"] = {"request_id": one_line(given)[:64]}
         await self._app(scope, receive, send)

@@ -1,4 +1,4 @@
-"""The router of a fleet's readers; this file alone touches what Ray Serve calls alpha."""
+"""The router of a fleet's readers; only this file uses interfaces that Ray Serve calls alpha."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from typing import Any
 
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
-from rag_windows_server.fleet.routing import ROUTINGS, Held, Question, Replica, unpack
+from rag_windows_server.fleet.routing import ROUTINGS, Held, Replica, RoutedQuestion, unpack
 
 PUBLISH_S = 2.0
-"""Readers publish what they hold so often."""
+"""Seconds after which readers publish again what they hold."""
 
 
 class Router(RequestRouter):
     """Ranks readers by a routing of `rag_windows_server.fleet.routing`.
 
     A reader is taken to hold what it has published, and what questions that were passed to it since
-    then have brought it. Requests that are no questions go where least is under way.
+    then have brought it. Requests that are no questions go to the least busy reader.
     """
 
     def initialize_state(self, **given: Any) -> None:
@@ -44,7 +44,7 @@ class Router(RequestRouter):
             await self._probe_queue_lens(unknown, 0)
         question = None if pending_request is None else pending_request.kwargs.get("question")
         routing = ROUTINGS["random"] if question is None else self._routing
-        asked = question or Question((), (), 0)
+        asked = question or RoutedQuestion((), (), 0)
         known = [self._known(one) for one in candidate_replicas]
         # Encoding passages takes less time than a line: nobody waits while another reader is free.
         order = sorted(

@@ -20,21 +20,21 @@ from rag_windows.passage import Passage
 from rag_windows.request import content_label
 
 LOAD_SHARE = 0.05
-"""A question under way at a replica counts as much as this share of a question's passages.
+"""A question in progress at a replica counts as much as this share of a question's passages.
 
 One of twenty passages: from 0.01 to 0.1 simulated fleets encode and wait about the same, and above
 that they give up what is resident for differences of load that do not last.
 """
 
 SENT_S = 5.0
-"""Seconds for which a passage that was sent to a replica is taken to be there, or on its way."""
+"""Seconds for which a passage that was sent to a replica counts as held there."""
 
 BOUND = 1.25
 """Of the mean load: replicas above it are passed over by the routings that do not look at load."""
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class RoutedQuestion:
     """What a router knows of a question.
 
     Attributes:
@@ -55,7 +55,7 @@ class Replica:
     Attributes:
         name: another one for each replica, the same as long as it lives.
         held: numbers of the passages in its memory.
-        load: questions under way there.
+        load: questions in progress there.
     """
 
     name: str
@@ -91,12 +91,12 @@ class Held:
         return bool(self._sent) and now - self._looked >= SENT_S
 
 
-Routing = Callable[[Question, Sequence[Replica]], list[int]]
+Routing = Callable[[RoutedQuestion, Sequence[Replica]], list[int]]
 """The indices of all replicas, the best one first."""
 
 
-def resident(question: Question, replicas: Sequence[Replica]) -> list[int]:
-    """Where most characters of the question's passages are in memory, less what is under way."""
+def resident(question: RoutedQuestion, replicas: Sequence[Replica]) -> list[int]:
+    """By the characters of the question's passages in memory, less the load."""
     sizes: dict[int, int] = {}
     for number, size in zip(question.digests, question.sizes, strict=True):
         sizes[number] = sizes.get(number, 0) + size
@@ -109,8 +109,8 @@ def resident(question: Question, replicas: Sequence[Replica]) -> list[int]:
     return _ranked(replicas, question.home, worth)
 
 
-def consistent(question: Question, replicas: Sequence[Replica]) -> list[int]:
-    """By the hash that the question brings alone: consistent hashing with bounded loads.
+def consistent(question: RoutedQuestion, replicas: Sequence[Replica]) -> list[int]:
+    """Only by the hash that the question brings: consistent hashing with bounded loads.
 
     Mirrokni, Thorup and Zadimoghaddam, https://arxiv.org/abs/1608.01350; the hash is a rendezvous
     hash, with which a replica that is lost moves only its own questions.
@@ -118,13 +118,13 @@ def consistent(question: Question, replicas: Sequence[Replica]) -> list[int]:
     return _ranked(replicas, question.home, _bounded(replicas))
 
 
-def prefix(question: Question, replicas: Sequence[Replica]) -> list[int]:
+def prefix(question: RoutedQuestion, replicas: Sequence[Replica]) -> list[int]:
     """By a hash of the first passage: engines that keep prefixes can use no more of a question."""
     begins = home_of(str(question.home), *map(str, question.digests[:1]))
     return _ranked(replicas, begins, _bounded(replicas))
 
 
-def random(question: Question, replicas: Sequence[Replica]) -> list[int]:
+def random(question: RoutedQuestion, replicas: Sequence[Replica]) -> list[int]:
     """Two by chance, the one with less load first, as Ray Serve does by itself; then the others.
 
     What `random.seed` of the standard library seeds.

@@ -1,7 +1,7 @@
 // Asks a rag-windows server over its documents, and shows the answer with what was read.
 // Questions, answers and documents are strangers' texts: they become text nodes, never markup.
 
-const WAYS = {
+const METHODS = {
   windows: { name: "Windows", fields: {} },
   sequential: { name: "Sequential", fields: { method: "sequential" } },
 };
@@ -12,7 +12,7 @@ const [form, question, beside, stop, status, said, unlock, key, turns, anew] = [
   "ask", "question", "beside", "stop", "status", "said", "unlock", "key", "turns", "anew",
 ].map((id) => document.getElementById(id));
 
-let model = null; // the server's name for it; null until the server has told
+let model = null; // the server's name for it; null until the server has sent it
 let accepted = ""; // the key; in this variable only, so that no other page of this host finds it
 let running = null; // what aborts the answer being written
 let conversation = []; // { question, answers: { windows: text, sequential: text } }
@@ -44,8 +44,8 @@ async function call(path, options = {}) {
   if (response.status === 401) {
     throw new Refused(accepted ? "This server does not know the key." : "This server wants a key.", true);
   }
-  const told = await response.json().catch(() => null);
-  let message = told?.error?.message ?? `The server answered with error ${response.status}.`;
+  const body = await response.json().catch(() => null);
+  let message = body?.error?.message ?? `The server answered with error ${response.status}.`;
   const wait = Number(response.headers.get("Retry-After"));
   if (wait > 0) message += ` Try again in ${wait} ${wait === 1 ? "second" : "seconds"}.`;
   throw new Refused(message);
@@ -103,26 +103,26 @@ async function load() {
   document.getElementById("offered").hidden = !offers.length;
 }
 
-function messagesFor(way, asked) {
+function messagesFor(method, asked) {
   const earlier = conversation.flatMap((turn) => {
-    const content = turn.answers[way] ?? Object.values(turn.answers)[0];
+    const content = turn.answers[method] ?? Object.values(turn.answers)[0];
     return [{ role: "user", content: turn.question }, { role: "assistant", content }];
   });
   return [...earlier, { role: "user", content: asked }];
 }
 
 // One answer, written into its view. Throws Refused, or an AbortError.
-async function write(way, asked, view, signal) {
+async function write(method, asked, view, signal) {
   const started = performance.now();
   const response = await call("v1/chat/completions", {
     method: "POST",
     signal,
     body: JSON.stringify({
       model,
-      messages: messagesFor(way, asked),
+      messages: messagesFor(method, asked),
       stream: true,
       stream_options: { include_usage: true },
-      ...WAYS[way].fields,
+      ...METHODS[method].fields,
     }),
   });
   let first = null;
@@ -160,10 +160,10 @@ const count = (number) => number.toLocaleString("en");
 const percent = (weight) => `${(100 * weight).toFixed(weight < 0.0995 ? 1 : 0)}%`;
 
 // The place of one answer.
-function viewOf(way, place) {
+function viewOf(method, place) {
   const text = make("div", { className: "text", dir: "auto" });
-  const box = make("section", { className: "answer" }, make("h3", { textContent: WAYS[way].name }), text);
-  box.setAttribute("aria-label", `${WAYS[way].name}: answer`);
+  const box = make("section", { className: "answer" }, make("h3", { textContent: METHODS[method].name }), text);
+  box.setAttribute("aria-label", `${METHODS[method].name}: answer`);
   box.setAttribute("aria-busy", "false");
   place.append(box);
   return {
@@ -259,7 +259,7 @@ function lock() {
 }
 
 async function ask(asked) {
-  const ways = beside.checked ? ["windows", "sequential"] : ["windows"];
+  const methods = beside.checked ? ["windows", "sequential"] : ["windows"];
   const answers = make("div", { className: "answers" });
   const heading = make("h2", { textContent: asked, dir: "auto" });
   const place = make("li", {}, heading, answers);
@@ -271,14 +271,14 @@ async function ask(asked) {
   const controller = (running = new AbortController());
   const turn = { question: asked, answers: {} };
   // One after the other, so that neither takes the other's time.
-  for (const way of ways) {
-    const view = viewOf(way, answers);
+  for (const method of methods) {
+    const view = viewOf(method, answers);
     view.box.setAttribute("aria-busy", "true");
-    status.textContent = ways.length > 1 ? `Answering: ${WAYS[way].name.toLowerCase()} …` : "Answering …";
+    status.textContent = methods.length > 1 ? `Answering: ${METHODS[method].name.toLowerCase()} …` : "Answering …";
     let failure = null;
     try {
       if (!model) await load();
-      await write(way, asked, view, controller.signal);
+      await write(method, asked, view, controller.signal);
     } catch (error) {
       failure = error;
     }
@@ -289,12 +289,12 @@ async function ask(asked) {
     const text = view.text.textContent;
     const stopped = controller.signal.aborted;
     // What the user stopped belongs to the conversation; what broke off does not.
-    if (text && (stopped || !failure)) turn.answers[way] = text;
+    if (text && (stopped || !failure)) turn.answers[method] = text;
     if (failure || stopped) break;
   }
   running = null;
   said.textContent = Object.entries(turn.answers)
-    .map(([way, text]) => `${WAYS[way].name}: ${text}`)
+    .map(([method, text]) => `${METHODS[method].name}: ${text}`)
     .join("\n");
   if (Object.keys(turn.answers).length) conversation.push(turn);
   else question.value ||= asked;

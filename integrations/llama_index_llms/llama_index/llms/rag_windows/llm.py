@@ -491,13 +491,13 @@ class RagWindowsLLM(FunctionCallingLLM, ModelOptions):
 
         reported = await report(make)(self, asked, **options)
 
-        async def told() -> AsyncGenerator[Any, None]:
+        async def stream() -> AsyncGenerator[Any, None]:
             async with aclosing(answer), aclosing(reported):
                 with surfacing():
                     async for one in reported:
                         yield one
 
-        return told()
+        return stream()
 
     def __getstate__(self) -> dict[str, Any]:
         if not self._source.by_name:

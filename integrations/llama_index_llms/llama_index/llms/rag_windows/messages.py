@@ -49,7 +49,7 @@ _ROLES = {"developer": "system", "chatbot": "assistant", "model": "assistant", "
 _ROLES |= {role: role for role in ("system", "user", "assistant", "tool")}
 
 _UNSHOWN = (CitationBlock, ThinkingBlock, CachePoint, ToolCallBlock)
-"""What an earlier answer carries beside its text; calls of tools are read apart from it, and the
+"""What an earlier answer carries beside its text; calls of tools are read separately, and the
 rest is not shown to the model again."""
 
 

@@ -1,4 +1,4 @@
-"""Nodes on their way to the model and back: passages, sources with their masses, their order."""
+"""Nodes as passages for the model, as sources with their attention masses, and their order."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ DUPLICATES = "rag_windows_duplicates"
 
 
 def passage_of_node(node: NodeWithScore | BaseNode) -> Passage:
-    """The passage that a node becomes; id, score and metadata are kept.
+    """The passage that a node becomes; id, score and metadata stay.
 
     The text is what LlamaIndex shows a model (`MetadataMode.LLM`: text with the metadata that is
     not excluded), but for a title, which becomes the passage's own and heads its window. A title
@@ -98,7 +98,7 @@ def note(sources: Sequence[NodeWithScore] | None, response: ChatResponse) -> Non
 class WindowOrderPostprocessor(BaseNodePostprocessor):
     """Leaves each text in once, with its best score, and puts the nodes in order.
 
-    Nodes count as equal if they share their node id, or their title and text apart from letter
+    Nodes count as equal if they share their node id, or their title and text except for letter
     case, spacing and compatible characters (Unicode NFKC). Nodes that are left out are logged, and
     listed in the metadata of a copy of the remaining node, under ``rag_windows_duplicates``. The
     caller's nodes are not changed.
@@ -124,10 +124,10 @@ class WindowOrderPostprocessor(BaseNodePostprocessor):
             group.append(node)
             for key in keys:
                 known.setdefault(key, group)
-        kept = [_best(group) for group in groups]
+        unique = [_best(group) for group in groups]
         if self.order == "given":
-            return kept
-        ordered = sorted(kept, key=_score, reverse=True)
+            return unique
+        ordered = sorted(unique, key=_score, reverse=True)
         if self.order == "score-ascending":
             return ordered[::-1]
         if self.order == "score":

@@ -1,4 +1,4 @@
-"""Answers and conversations over nodes, each in a window of its own whose share is told."""
+"""Answers and conversations over nodes, each in a window whose attention share is reported."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ dispatcher = instrument.get_dispatcher(__name__)  # type: ignore[attr-defined]  
 
 
 class WindowPromptHelper(PromptHelper):
-    """Keeps texts apart where LlamaIndex packs them into one.
+    """Keeps texts separate where LlamaIndex packs them into one.
 
     The drop-in for stock classes: ``Settings.prompt_helper = WindowPromptHelper()``, or
     ``prompt_helper=`` of ``get_response_synthesizer``. Texts stay separate inside a ``str``
@@ -155,8 +155,8 @@ class WindowSynthesizer(BaseSynthesizer):
     def __bool__(self) -> bool:
         """True; takes over what ``as_query_engine`` was given beside its synthesizer.
 
-        LlamaIndex asks there whether it has to make one, and hands ``streaming`` and the like to
-        its own alone: the one that it was given would never learn of them.
+        LlamaIndex asks there whether it has to make one, and hands ``streaming`` and the like
+        only to its own: the one that it was given would not get them.
         """
         frame = inspect.currentframe()
         caller = None if frame is None else frame.f_back
@@ -310,7 +310,7 @@ class _OverWindows:
         memory: BaseMemory | None = None,
         **kwargs: Any,
     ) -> Self:
-        """As the base class, whose memory would fill a prompt; this one leaves room for windows."""
+        """As the base class, whose memory would fill a prompt; here half stays free for windows."""
         reader = _checked(llm or Settings.llm)
         if memory is None:
             limit = reader.metadata.context_window // 2

@@ -2,7 +2,7 @@
 
 The windows stand before the question, behind the instruction. A template is therefore rendered
 with marks in place of context and question; what it says around them in one message becomes the
-instruction, and the question alone the user's message. So a window depends on the template, but not
+instruction, and only the question the user's message. So a window depends on the template, but not
 on the question, and its keys and values can be used again for the next one.
 """
 
@@ -46,9 +46,9 @@ class Parts(str):
     def of(cls, passages: Iterable[PassageLike]) -> Self:
         """Join passages, as `Passage.of` reads them."""
         refuse_single(passages)
-        kept = tuple(Passage.of(passage) for passage in passages)
-        parts = cls("\n\n".join(passage.text for passage in kept))
-        parts.passages = kept
+        read = tuple(Passage.of(passage) for passage in passages)
+        parts = cls("\n\n".join(passage.text for passage in read))
+        parts.passages = read
         return parts
 
 
@@ -202,22 +202,22 @@ def _without(text: str, marks: Sequence[str], frames: Set[str]) -> str:
     def label(line: str, rest: str) -> bool:
         return line.strip() in frames and _LABEL.fullmatch(rest.strip()) is not None
 
-    kept: list[str | None] = []
+    lines: list[str | None] = []
     for line in text.split("\n"):
         bare = line
         for mark in marks:
             bare = bare.replace(mark, "")
         gone = bare != line and (not any(map(str.isalnum, bare)) or label(line, bare))
-        kept.append(None if gone else bare)
-    for index in [i for i, line in enumerate(kept) if line is None]:
-        for around in (range(index - 1, -1, -1), range(index + 1, len(kept))):
-            near = next((i for i in around if (kept[i] or "").strip()), index)
-            ruler = (kept[near] or "").strip()
+        lines.append(None if gone else bare)
+    for index in [i for i, line in enumerate(lines) if line is None]:
+        for around in (range(index - 1, -1, -1), range(index + 1, len(lines))):
+            near = next((i for i in around if (lines[i] or "").strip()), index)
+            ruler = (lines[near] or "").strip()
             if ruler in frames and not any(map(str.isalnum, ruler)):
-                kept[near] = None
+                lines[near] = None
     rest: list[str] = []
     gap = False  # lines went since the last one that stayed
-    for each in kept:
+    for each in lines:
         if each is None:
             gap = True
         elif each.strip() or not gap or (rest and rest[-1].strip()):

@@ -1,4 +1,4 @@
-"""A request of any route as one question of ours; each field is honoured or refused by name."""
+"""Reads a request of any route as one question; each field is used or refused by name."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from rag_windows_server.errors import ApiError, missing, refused
 from rag_windows_server.settings import Settings
 
 Refusals = Mapping[str, tuple[tuple[Any, ...], str]]
-"""Fields that are refused: values that mean what this server does anyway, and why no other one."""
+"""Fields that are refused: the values that change nothing here, and why no others are taken."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
+class ServerRequest:
     """One question.
 
     Attributes:
@@ -111,12 +111,12 @@ class Body(BaseModel):
     def _refuse(cls, given: Any) -> Any:
         if not isinstance(given, dict):
             raise ApiError(400, "The body must be a JSON object.", code="invalid_type")
-        kept = dict(given)
+        fields = dict(given)
         for name, (same, why) in cls.refused.items():
-            value = kept.pop(name, None)
+            value = fields.pop(name, None)
             if not any(type(one) is type(value) and one == value for one in (None, *same)):
                 raise refused(name, why)
-        return kept
+        return fields
 
 
 def reading(body: Body, lm: WindowedLM, settings: Settings) -> tuple[Method, dict[str, Any]]:
@@ -133,8 +133,8 @@ def reading(body: Body, lm: WindowedLM, settings: Settings) -> tuple[Method, dic
     if body.method is not None and settings.methods is not None:
         chosen = {part.partition(":")[0].strip() for part in body.method.split("+")}
         if not chosen <= settings.methods:
-            told = f"this server allows {', '.join(sorted(settings.methods))}."
-            raise refused("method", told, "denied")
+            why = f"this server allows {', '.join(sorted(settings.methods))}."
+            raise refused("method", why, "denied")
     numbers = {} if body.rag_temperature is None else {"temperature": body.rag_temperature}
     param = "method" if body.method is not None else "rag_temperature"
     try:
@@ -152,13 +152,13 @@ def reading(body: Body, lm: WindowedLM, settings: Settings) -> tuple[Method, dic
 def new_tokens(asked: int | None, param: str, settings: Settings) -> int:
     """The largest number of tokens of an answer."""
     if asked is not None and asked > settings.most_new_tokens:
-        told = f"{asked} is more than this server's {settings.most_new_tokens}."
-        raise refused(param, told, "invalid_value")
+        why = f"{asked} is more than this server's {settings.most_new_tokens}."
+        raise refused(param, why, "invalid_value")
     return settings.new_tokens if asked is None else asked
 
 
 def user_of(body: Body) -> str | None:
-    """Whom a request is for, as far as it says so."""
+    """The users whom a request names, if any."""
     return " ".join(filter(None, (body.safety_identifier, body.user))) or None
 
 
@@ -179,8 +179,8 @@ def answer_form(form: Mapping[str, Any] | None, param: str, tools: bool) -> dict
     if kind not in ("json_object", "json_schema"):
         raise refused(f"{param}.type", "must be text, json_object or json_schema.", "invalid_value")
     if tools:
-        told = "can't be combined with tools. Leave one of them out, or set tool_choice to none."
-        raise refused(param, told)
+        why = "can't be combined with tools. Leave one of them out, or set tool_choice to none."
+        raise refused(param, why)
     check_forms(param)
     schema: Any = {"type": "object"}
     if kind == "json_schema":
@@ -204,9 +204,9 @@ def check_forms(param: str) -> None:
         raise missing(param, error) from error
 
 
-def documents_of(body: Body, settings: Settings) -> docs.Documents:
+def documents_of(body: Body, settings: Settings) -> docs.ServedDocuments:
     """The documents beside the messages."""
-    found = docs.Documents()
+    found = docs.ServedDocuments()
     found.add("documents", docs.passages_in(body.documents, "documents"))
     if (given := (body.chat_template_kwargs or {}).get("documents")) is not None:
         param = "chat_template_kwargs.documents"
@@ -215,7 +215,7 @@ def documents_of(body: Body, settings: Settings) -> docs.Documents:
 
 
 _WORD = re.compile(r"[\w.:-]{1,64}", re.ASCII)
-"""A text in a variable of the chat template, which writes it as its own: no markup fits in."""
+"""A text for a variable of the chat template, which trusts it: it can hold no markup."""
 
 
 def template_kwargs(body: Body, lm: WindowedLM, settings: Settings) -> dict[str, Any]:
@@ -225,15 +225,15 @@ def template_kwargs(body: Body, lm: WindowedLM, settings: Settings) -> dict[str,
     for name, value in given.items():
         param = f"chat_template_kwargs.{name}"
         if "chat_template_kwargs" not in settings.allow:
-            told = "requests may set nothing but documents there on this server. Leave it out."
-            raise refused(param, told, "denied")
+            why = "requests may set nothing but documents there on this server. Leave it out."
+            raise refused(param, why, "denied")
         if name == "chat_template" or not knows_variable(lm.tokenizer, lm.template_kwargs, name):
-            told = "is no variable of this model's chat template. Leave it out."
-            raise refused(param, told)
+            why = "is no variable of this model's chat template. Leave it out."
+            raise refused(param, why)
         plain = isinstance(value, bool | int | float) or value is None
         if not (plain or (isinstance(value, str) and _WORD.fullmatch(value))):
-            told = "must be true, false, a number or one word."
-            raise refused(param, told, "invalid_value")
+            why = "must be true, false, a number or one word."
+            raise refused(param, why, "invalid_value")
     return given
 
 
@@ -247,8 +247,8 @@ def top_k(body: Body, brought: bool, retriever: object | None, settings: Setting
     if asked and brought:
         raise refused("rag.top_k", "documents came with the request. Leave one of them out.")
     if asked > settings.most_top_k:
-        told = f"{asked} is more than this server's {settings.most_top_k}."
-        raise refused("rag.top_k", told, "invalid_value")
+        why = f"{asked} is more than this server's {settings.most_top_k}."
+        raise refused("rag.top_k", why, "invalid_value")
     return asked
 
 
@@ -256,10 +256,10 @@ _ROLES = {"developer": "system"} | {role: role for role in ("system", "user", "a
 _TEXT_PARTS = ("text", "input_text", "output_text")
 _MESSAGE = {"role", "content", "name", "tool_calls", "tool_call_id", "artifact", "refusal"}
 _SILENT = {"annotations", "citations", "rag", "reasoning_content", "reasoning", "parsed"}
-"""What clients send back of an earlier answer beside what the assistant said."""
+"""Fields of an earlier answer that clients send back, and that are ignored."""
 
 _HINTS = {"cache_control"}
-"""What clients send to every server. It is true here without it: passages are always cached."""
+"""Fields that clients send to every server, ignored here: passages are always cached."""
 
 
 def check_names(given: Mapping[str, Any], known: Iterable[str], place: str) -> None:
@@ -271,7 +271,7 @@ def check_names(given: Mapping[str, Any], known: Iterable[str], place: str) -> N
 
 def messages_of(
     given: Sequence[Mapping[str, Any]],
-    found: docs.Documents,
+    found: docs.ServedDocuments,
     settings: Settings,
     *,
     tools: bool,
@@ -288,8 +288,8 @@ def messages_of(
         place = places[index] if places else f"{param}[{index}]"
         role = _ROLES.get(str(message.get("role")))
         if role is None:
-            told = f"must be one of {', '.join(_ROLES)}."
-            raise refused(f"{place}.role", told, "invalid_value")
+            why = f"must be one of {', '.join(_ROLES)}."
+            raise refused(f"{place}.role", why, "invalid_value")
         check_names(message, _MESSAGE | (_SILENT if role == "assistant" else set()), place)
         call_id, made = message.get("tool_call_id"), message.get("tool_calls")
         if not isinstance(call_id, str | None):
@@ -310,7 +310,7 @@ def messages_of(
             passages = docs.passages_in(message.get("artifact"), f"{place}.artifact")
             found.add("artifacts of tool messages", passages)
             if passages:
-                said["content"] = docs.told(len(passages))
+                said["content"] = docs.note(len(passages))
                 brought.add(str(call_id))
         elif message.get("artifact") is not None or call_id is not None:
             raise refused(f"{place}.artifact", "belongs into messages of tools alone.")
@@ -340,7 +340,7 @@ def _call(given: object, place: str) -> dict[str, Any]:
     return call_entry(str(function.get("name")), function.get("arguments"), call.get("id"))
 
 
-def _text(content: object, role: str, found: docs.Documents, param: str) -> str:
+def _text(content: object, role: str, found: docs.ServedDocuments, param: str) -> str:
     """What a message says; the documents among its parts are added to those found."""
     if content is None and role == "assistant":
         return ""
@@ -360,8 +360,8 @@ def _text(content: object, role: str, found: docs.Documents, param: str) -> str:
         elif kind in docs.PARTS and role == "user":
             found.add("parts of messages", [docs.part_passage(part, place)])
         else:
-            told = f"parts of type {kind!r} can't be read. Give text, or documents of the user."
-            raise refused(place, told, "invalid_value")
+            why = f"parts of type {kind!r} can't be read. Give text, or documents of the user."
+            raise refused(place, why, "invalid_value")
     return "".join(texts)
 
 
@@ -377,8 +377,8 @@ def tools_of(
     for index, tool in enumerate(tools or ()):
         function = tool.get("function")
         if tool.get("type") != "function" or not isinstance(function, Mapping):
-            told = f"tools of type {tool.get('type')!r} can't be called here. Give functions."
-            raise refused(f"tools[{index}]", told)
+            why = f"tools of type {tool.get('type')!r} can't be called here. Give functions."
+            raise refused(f"tools[{index}]", why)
         check_names(tool, ("type", "function"), f"tools[{index}]")
         strict = strict or bool(function.get("strict"))
         shown = {name: value for name, value in function.items() if name != "strict"}

@@ -18,19 +18,19 @@ from rag_windows.errors import UnsupportedModelError
 from rag_windows.threads import in_children
 
 
-class Twin:
+class ModelMirror:
     """A module tree that shares every tensor with a model but uses our attention.
 
     Which attention a transformers model runs stands in its config, which all its modules share, so
     switching it there would change the model for everybody else who holds it. Each module gets a
-    twin instead: a shallow copy that shares the very dictionaries of parameters, buffers and hooks,
+    mirror instead: a shallow copy that shares the dictionaries of parameters, buffers and hooks,
     with its own config and its own children, in evaluation mode. No weight is copied. Plain linear
-    layers are twinned by `native.linear.Linear`, which asks a kernel of ours first.
+    layers are mirrored by `native.linear.Linear`, which asks a kernel of ours first.
 
     What is edited elsewhere (modules that PEFT and quantization replace, add or take out;
     attributes, configs, classes) is taken over by `follow`, which every request calls before it
-    reads the model. ``version`` counts that; ``check`` runs when classes came or their code
-    changed.
+    reads the model. ``version`` counts these updates; ``check`` runs when classes were added or
+    their code changed.
     """
 
     def __init__(self, source: PreTrainedModel) -> None:
@@ -39,14 +39,14 @@ class Twin:
         self._source = source
         self.after_fork()
         in_children(self)
-        self._twins: dict[int, tuple[torch.nn.Module, torch.nn.Module]] = {}
+        self._mirrors: dict[int, tuple[torch.nn.Module, torch.nn.Module]] = {}
         self._refusal: UnsupportedModelError | None = None
         self._seen = _Seen(source)
         self._build()
-        self.model = cast(PreTrainedModel, self._twins[id(source)][1])
+        self.model = cast(PreTrainedModel, self._mirrors[id(source)][1])
 
     def after_fork(self) -> None:
-        """A child takes over again what a thread was taking over just then."""
+        """In the child, an update that a thread had begun is made again."""
         self._lock = threading.RLock()
 
     def follow(self) -> None:
@@ -77,18 +77,18 @@ class Twin:
 
     def _build(self) -> None:
         modules = list(self._source.modules())
-        self._twins = {
-            id(module): self._twins.get(id(module))
+        self._mirrors = {
+            id(module): self._mirrors.get(id(module))
             or (module, cast(Any, type(module)).__new__(type(module)))
             for module in modules
         }
-        twins = {place: twin for place, (_, twin) in self._twins.items()}
+        mirrors = {place: mirror for place, (_, mirror) in self._mirrors.items()}
         configs: dict[int, Any] = {}
         for module in modules:
-            twin = twins[id(module)]
-            twin.__class__ = class_of_view(module)
+            mirror = mirrors[id(module)]
+            mirror.__class__ = class_of_view(module)
             made = {
-                name: _rebind(value, twins, configs)
+                name: _rebind(value, mirrors, configs)
                 for name, value in module.__dict__.items()
                 # Compiled code has the original's attention in it.
                 if name != "_compiled_call_impl"
@@ -98,15 +98,15 @@ class Twin:
                 made["_buffers"] = dict(module._buffers)
             children = module._modules.items()
             made["_modules"] = {
-                name: None if child is None else twins[id(child)] for name, child in children
+                name: None if child is None else mirrors[id(child)] for name, child in children
             }
             made["training"] = False
             # Another thread may be reading: no attribute is gone for a moment.
-            twin.__dict__.update(made)
-            for name in twin.__dict__.keys() - made.keys():
-                del twin.__dict__[name]
+            mirror.__dict__.update(made)
+            for name in mirror.__dict__.keys() - made.keys():
+                del mirror.__dict__[name]
         # The setter also reaches the configs of sub-models, such as a text decoder's.
-        root = cast(PreTrainedModel, twins[id(self._source)])
+        root = cast(PreTrainedModel, mirrors[id(self._source)])
         root.config._attn_implementation = NAME
         for config in configs.values():
             if isinstance(config, PreTrainedConfig):
@@ -114,10 +114,10 @@ class Twin:
 
 
 class _Seen:
-    """What a model was made of when it was looked at, but for its tensors."""
+    """A snapshot of what a model is made of, without its tensors."""
 
     def __init__(self, model: PreTrainedModel) -> None:
-        # Values are kept as they are: one that is edited in place is the twin's as well.
+        # Values are stored as they are: one that is edited in place is the mirror's as well.
         self._modules = [
             (module, type(module), _attributes(module), dict(module._modules))
             for module in model.modules()
@@ -147,7 +147,7 @@ class _Seen:
                 and all(config.__dict__ == known for config, known in self._configs)
             )
         except (RuntimeError, ValueError, TypeError):
-            # Tensors and arrays that are others than before don't compare to one truth value.
+            # Comparing changed tensors or arrays gives no single truth value.
             return False
 
     def code_is_of(self, other: _Seen) -> bool:
@@ -187,7 +187,7 @@ def _collect(config: Any, found: dict[int, PreTrainedConfig]) -> None:
 
 
 def _copied(value: Any) -> Any:
-    """Plain containers copied all the way down, everything else as it is."""
+    """Plain containers copied deeply, everything else as it is."""
     if type(value) is dict:
         return {key: _copied(entry) for key, entry in value.items()}
     if type(value) in (list, tuple, set):
@@ -202,19 +202,19 @@ def _rewrites_its_tables(module: torch.nn.Module) -> bool:
     return bool(kinds & {"dynamic", "longrope"})
 
 
-def _rebind(value: Any, twins: dict[int, torch.nn.Module], configs: dict[int, Any]) -> Any:
-    """Point what refers to a module or config of the original at its twin."""
+def _rebind(value: Any, mirrors: dict[int, torch.nn.Module], configs: dict[int, Any]) -> Any:
+    """Point what refers to a module or config of the original at its mirror."""
     if isinstance(value, torch.nn.Module):
-        return twins.get(id(value), value)
+        return mirrors.get(id(value), value)
     if isinstance(value, PreTrainedConfig):
         return copy.deepcopy(value, configs)
-    if isinstance(value, types.MethodType) and id(value.__self__) in twins:
-        return types.MethodType(value.__func__, twins[id(value.__self__)])
+    if isinstance(value, types.MethodType) and id(value.__self__) in mirrors:
+        return types.MethodType(value.__func__, mirrors[id(value.__self__)])
     if isinstance(value, functools.partial):
-        # accelerate wraps a dispatched module's forward this way.
-        arguments = [_rebind(argument, twins, configs) for argument in value.args]
+        # accelerate wraps a dispatched module's forward like this.
+        arguments = [_rebind(argument, mirrors, configs) for argument in value.args]
         bound = functools.partial(value.func, *arguments, **value.keywords)
         for name, attribute in value.__dict__.items():
-            setattr(bound, name, _rebind(attribute, twins, configs))
+            setattr(bound, name, _rebind(attribute, mirrors, configs))
         return bound
     return value
