@@ -306,6 +306,22 @@ def test_a_warning_in_our_packages_is_an_error(module: str) -> None:
         exec("import warnings; warnings.warn('spoken')", {"__name__": module})  # noqa: S102 - the module name decides, and only a namespace can set it
 
 
+VAGUE = {"crowd", "dealings", "kept", "room", "shelf", "told", "twin", "weighed"}
+"""Words that say too little in a name or a docstring: message, stored, budget, buffer, mirror."""
+
+
+def test_names_and_docstrings_use_the_words_of_the_field() -> None:
+    found = set()
+    for path in sources(*PACKAGES[:-1]):
+        for node in ast.walk(tree(path)):
+            texts = [getattr(node, name, None) for name in ("id", "attr", "arg", "name", "asname")]
+            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                texts.append(ast.get_docstring(node))
+            words = {word for text in texts if text for word in re.findall("[a-z]+", text.lower())}
+            found |= {f"{where(path, getattr(node, 'lineno', 1))} {word}" for word in words & VAGUE}
+    assert sorted(found) == []
+
+
 SHARED_NAMES = {
     "Items": "what each attention kernel makes of items, as attention/items.py asks of them",
     "RagWindowsRetriever": "the name in both frameworks",

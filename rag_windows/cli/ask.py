@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 _HELP = "/clear starts a new conversation, /exit or Ctrl-D ends the chat."
 _NAME, _BAR, _TEXTS_FROM = 32, 16, 72
-"""Widths in characters: of names and bars, and of terminals that have room for texts and bars."""
+"""Widths in characters: of names and bars, and of terminals that have width for texts and bars."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +138,7 @@ def _typed() -> Iterator[str]:
 def _reply(
     lm: WindowedLM,
     name: str,
-    told: AnswerOptions,
+    asked: AnswerOptions,
     query: str | Sequence[Mapping[str, str]],
     passages: Sequence[Passage],
     heard: list[str],
@@ -147,17 +147,17 @@ def _reply(
     from rag_windows.methods import linked
     from rag_windows.sampling import sampling_options
 
-    system = options.instruction(told.system, name)
+    system = options.instruction(asked.system, name)
     settings = {
         "prefix": system,
-        "max_new_tokens": told.max_new_tokens,
-        "seed": told.seed,
-        "link_tokens": told.link_tokens,
-        "link_choose": told.link_choose,
-        "fallback": told.fallback,
-        **sampling_options(told.temperature),
+        "max_new_tokens": asked.max_new_tokens,
+        "seed": asked.seed,
+        "link_tokens": asked.link_tokens,
+        "link_choose": asked.link_choose,
+        "fallback": asked.fallback,
+        **sampling_options(asked.temperature),
     }
-    method = linked(lm.method, told.link_tokens).name
+    method = linked(lm.method, asked.link_tokens).name
     # Some methods read the question over each passage before they answer.
     with render.progress(
         "Encoding the passages" if passages else "Answering", "Reading the question"
@@ -169,12 +169,12 @@ def _reply(
             begun = next(one for one in stream if one.text or one.generation is not None)
     generation = begun.generation
     # JSON comes as a whole; a text shows by itself how far it is.
-    waiting = render.progress("Answering") if told.json else nullcontext()
+    waiting = render.progress("Answering") if asked.json else nullcontext()
     # A stream that is closed stops its work, also on Ctrl-C.
     with closing(stream), waiting:  # type: ignore[type-var]  # has close()
         for chunk in itertools.chain([begun], stream):
             heard.append(chunk.text)
-            if not told.json:
+            if not asked.json:
                 sys.stdout.write(visible(chunk.text))
                 sys.stdout.flush()
             generation = chunk.generation
@@ -182,11 +182,11 @@ def _reply(
         raise GenerationError(
             "The stream ended without a result. This is a bug in rag-windows: please report it."
         )
-    notes = list(_notes(generation, passages, told.max_new_tokens))
+    notes = list(_notes(generation, passages, asked.max_new_tokens))
     usage, timings, fallback = generation.usage, generation.timings, generation.fallback
     found = {one.passage: one.mass for one in generation.citations or ()}
     weights = [found.get(index) for index in range(len(passages))]
-    if told.json:
+    if asked.json:
         counts = ("prompt_tokens", "cached_tokens", "completion_tokens")
         fields = ("id", "title", "text", "score")
         render.write_json(
@@ -229,12 +229,12 @@ def _encoded(usage: Usage) -> str:
 
 
 def _show_passages(passages: Sequence[Passage], weights: Sequence[float | None]) -> None:
-    """Print passages with their attention; with room, their texts and the weights as bars, too."""
+    """Print passages with their attention; on a wide terminal their texts and bars, too."""
     if not passages:
         return
     out = render.console()
     wide = out.width >= _TEXTS_FROM
-    room = _NAME if wide else out.width - len("00  ") - len("  00.0%")
+    width = _NAME if wide else out.width - len("00  ") - len("  00.0%")
     text, bar = Column(ratio=1, no_wrap=True, overflow="crop"), Column(width=_BAR)
     name, share = Column(no_wrap=True, overflow="crop"), Column(justify="right", no_wrap=True)
     table = render.plain_table("", name, *((text, bar) if wide else ()), share)
@@ -242,7 +242,7 @@ def _show_passages(passages: Sequence[Passage], weights: Sequence[float | None])
     utf = out.encoding.lower().startswith("utf")
     for number, (passage, weight) in enumerate(zip(passages, weights, strict=True), 1):
         shown = one_line(passage.id or passage.title or "-")
-        cells = [str(number), _shortened(shown, room, "…" if utf else "...")]
+        cells = [str(number), _shortened(shown, width, "…" if utf else "...")]
         if wide:
             place = passage.place and f"({passage.place})"
             about = one_line(" ".join(one for one in (passage.title, place) if one))
@@ -260,13 +260,13 @@ def _bar(share: float, *, utf: bool) -> str:
     return "█" * whole + ("", *"▏▎▍▌▋▊▉")[eighths]
 
 
-def _shortened(text: str, room: int, dots: str) -> str:
+def _shortened(text: str, width: int, dots: str) -> str:
     """A long text without its middle: a path's beginning and its end tell most."""
-    if len(text) <= room:
+    if len(text) <= width:
         return text
-    left = max(room - len(dots), 0)
+    left = max(width - len(dots), 0)
     end = left * 2 // 3
-    return f"{text[: left - end]}{dots}{text[len(text) - end :]}"[-room:]
+    return f"{text[: left - end]}{dots}{text[len(text) - end :]}"[-width:]
 
 
 def _notes(generation: Generation, passages: Sequence[Passage], limit: int) -> Iterator[str]:

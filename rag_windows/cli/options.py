@@ -366,7 +366,7 @@ def loaded_model(model: LoadOptions) -> Iterator[WindowedLM]:
         check_device(model.device, "--device ")
         if model.name != DEFAULT_MODEL and not os.path.exists(model.name):
             _notice_missing_network()
-        with told_instead_of_bars(counted) as bars:
+        with reported_instead_of_bars(counted) as bars:
             lm = WindowedLM.from_pretrained(
                 model.name,
                 dtype=model.dtype,
@@ -385,8 +385,8 @@ def loaded_model(model: LoadOptions) -> Iterator[WindowedLM]:
                 f"--template-option {name}: the chat template of {model.name} has no such "
                 "variable. Leave it out, or correct its name."
             )
-    if profile is not None and (told := profile.model.mismatch(lm.model)):
-        tell(f"Note: {told}")
+    if profile is not None and (mismatch := profile.model.mismatch(lm.model)):
+        tell(f"Note: {mismatch}")
     try:
         yield lm
     finally:
@@ -498,7 +498,7 @@ def quieten(verbose: bool) -> None:
 
 
 @contextmanager
-def told_instead_of_bars(counted: Counted | None) -> Iterator[dict[str, Any]]:
+def reported_instead_of_bars(counted: Counted | None) -> Iterator[dict[str, Any]]:
     """Silence the bars and logs of transformers and the hub, and count what they load.
 
     Yields what `from_pretrained` takes so that downloads of weights are counted, too; with nobody
@@ -507,13 +507,13 @@ def told_instead_of_bars(counted: Counted | None) -> Iterator[dict[str, Any]]:
     if counted is None:
         yield {}
         return
-    told = counted
+    report = counted
     from huggingface_hub.utils import logging as hub_logging
     from huggingface_hub.utils.tqdm import disable_progress_bars, tqdm
     from transformers.utils import logging as transformers_logging
 
-    class Told(tqdm):
-        """Is never drawn; what is done is told instead."""
+    class ReportedBar(tqdm):
+        """Is never drawn; what is done is reported instead."""
 
         def __init__(self, *args: Any, unit: str = "", **settings: Any) -> None:
             self._unit = unit
@@ -527,16 +527,16 @@ def told_instead_of_bars(counted: Counted | None) -> Iterator[dict[str, Any]]:
         def update(self, n: float | None = 1) -> None:
             self.n += n or 0
             if self._unit:
-                told(int(self.n), self.total, self._unit)
+                report(int(self.n), self.total, self._unit)
 
     transformers_logging.set_verbosity_error()
     hub_logging.set_verbosity_error()
     disable_progress_bars()
     hook = transformers_logging.set_tqdm_hook(
-        lambda _, args, settings: Told(*args, **{**settings, "unit": "weights"})
+        lambda _, args, settings: ReportedBar(*args, **{**settings, "unit": "weights"})
     )
     try:
-        yield {"tqdm_class": Told}
+        yield {"tqdm_class": ReportedBar}
     finally:
         transformers_logging.set_tqdm_hook(hook)
 
@@ -575,7 +575,7 @@ def _notice_missing_network() -> None:
 
 
 def open_corpus(search: SearchOptions, model: str | None) -> BM25Retriever:
-    """An index over the documents' passages; what was not read is told."""
+    """An index over the documents' passages; what was not read is reported."""
     passages = read_passages(search, model)
     from rag_windows_retrievers import BM25Retriever
 
@@ -584,7 +584,7 @@ def open_corpus(search: SearchOptions, model: str | None) -> BM25Retriever:
 
 
 def read_passages(search: SearchOptions, model: str | None) -> tuple[Passage, ...]:
-    """The documents' passages; what was not read is told."""
+    """The documents' passages; what was not read is reported."""
     check_documents(search, model)
     from rag_windows_retrievers import load_documents, split_documents
 

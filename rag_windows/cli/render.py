@@ -59,9 +59,9 @@ class Group(TyperGroup):
         except typer.Abort:
             code = 130
         except typer.TyperException as error:
-            told = error.format_message().rstrip(".")
+            message = error.format_message().rstrip(".")
             given = getattr(getattr(error, "ctx", None), "params", {})
-            lines = (f"{told}; {_hint(told, given)}",)
+            lines = (f"{message}; {_hint(message, given)}",)
         except RagWindowsError as error:
             lines = (str(error), *getattr(error, "__notes__", ()))
         except RuntimeError as error:
@@ -80,9 +80,9 @@ class Group(TyperGroup):
         sys.exit(code)
 
 
-def _hint(told: str, given: Mapping[str, Any]) -> str:
-    """What to do about a wrong command line: ``told`` is the parser's error, ``given`` the rest."""
-    extra = re.search(r"extra argument(?:\(s\)|s)? \((.*)\)", told, re.DOTALL)
+def _hint(message: str, given: Mapping[str, Any]) -> str:
+    """What to do about a wrong command line: the parser's message, and the values it did take."""
+    extra = re.search(r"extra argument(?:\(s\)|s)? \((.*)\)", message, re.DOTALL)
     if extra is None or "docs" not in given:
         return "see rag-windows --help."
     question = given.get("question")
@@ -129,7 +129,7 @@ def write_json(value: Any) -> None:
 
 
 class Counted(Protocol):
-    """What is told how much is done."""
+    """What gets how much is done."""
 
     def __call__(self, done: int, whole: int | None, unit: str = "", /) -> None:
         """``done`` of ``whole``, which may be unknown; the unit "B" is bytes."""

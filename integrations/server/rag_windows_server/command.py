@@ -208,7 +208,7 @@ def _serve_fleet(
             server.port,
             address=fleet.ray,
             grace_s=server.grace,
-            told=lambda at: cli.tell(text + at),
+            on_ready=lambda at: cli.tell(text + at),
         )
 
 

@@ -14,7 +14,7 @@ import pytest
 from pypdf import PdfWriter
 
 from rag_windows import WindowedLM
-from rag_windows.cli.options import told_instead_of_bars
+from rag_windows.cli.options import reported_instead_of_bars
 from rag_windows.cli.render import progress
 from tests.blackbox.cli.conftest import BRIDGE, HOSTILE, QUESTION, Told, refused
 from tests.blackbox.conftest import Run
@@ -315,7 +315,7 @@ def test_weights_and_downloads_are_counted_and_no_bar_is_drawn(
     def counted(done: int, whole: int | None, unit: str = "", /) -> None:
         told.append((done, whole, unit))
 
-    with told_instead_of_bars(counted) as settings:
+    with reported_instead_of_bars(counted) as settings:
         WindowedLM.from_pretrained(model, **settings)
         weights = len(told)
         assert told == [(done, weights, "weights") for done in range(1, weights + 1)]

@@ -249,7 +249,7 @@ def passages(
 ) -> None:
     """Questions that bring their passages: which method answers them right, and cites right.
 
-    The right passages are kept, others are added up to the number asked for, and the places of all
+    The right passages stay, others are added up to the number asked for, and the places of all
     are shuffled by the seed. Where passages are not marked as right, citations are not scored.
     """
     chosen: dict[str, Any] = {"sizes": passages or [None], "seed": asking.seed}
@@ -300,7 +300,7 @@ class SuiteOptions(Asking):
 @evaluation.command()
 @spreading(without=_NO_OPTIONS)
 def suite(*, asking: SuiteOptions, over: RayOptions) -> None:
-    """All evaluations with one model: one folder, one report, hours told before it begins.
+    """All evaluations with one model: one folder, one report, an estimate of the hours before it begins.
 
     INSCIT, ChatRAG-Bench's sets, five tasks whose passages need one another, a needle among up to
     64 passages, and files of questions that bring their passages. Some questions of each set are

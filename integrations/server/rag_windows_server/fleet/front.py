@@ -421,7 +421,7 @@ def run(
     *,
     address: str | None = None,
     grace_s: float = 5.0,
-    told: Callable[[str], None] = lambda at: None,
+    on_ready: Callable[[str], None] = lambda at: None,
 ) -> None:
     """Serve a fleet until a signal stops the process.
 
@@ -429,7 +429,7 @@ def run(
 
     Args:
         address: of a cluster of Ray's; None starts one on this machine, which ends with it.
-        told: called with " on http://..." when the readers are ready.
+        on_ready: called with " on http://..." when the readers are ready.
 
     Raises:
         InputError: nobody can listen there, or the readers do not start.
@@ -445,7 +445,7 @@ def run(
         logging.getLogger("ray.serve").setLevel(logging.WARNING)
         try:
             _serve(options, host, port, "EveryNode" if address else "HeadOnly")
-            told(f" on http://{f'[{host}]' if ':' in host else host}:{port}")
+            on_ready(f" on http://{f'[{host}]' if ':' in host else host}:{port}")
             _wait()
             readers: Any = serve.get_deployment_handle("Reader", NAME)
             with suppress(RayError, DeploymentUnavailableError):
