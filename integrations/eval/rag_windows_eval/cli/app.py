@@ -300,7 +300,7 @@ class SuiteOptions(Asking):
 @evaluation.command()
 @spreading(without=_NO_OPTIONS)
 def suite(*, asking: SuiteOptions, over: RayOptions) -> None:
-    """All evaluations with one model: one folder, one report, an estimate of the hours before it begins.
+    """All evaluations with one model: one folder, one report, hours estimated at the start.
 
     INSCIT, ChatRAG-Bench's sets, five tasks whose passages need one another, a needle among up to
     64 passages, and files of questions that bring their passages. Some questions of each set are
