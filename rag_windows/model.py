@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import warnings
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -323,6 +324,11 @@ class WindowedLM:
         asked = BatchRequest.of({**arguments, "query": query, "passages": passages})
         engine, request = self.engine.ask(asked)
         return engine.stream(request)
+
+    # What `help` and editors show: the arguments by name.
+    stream.__signature__ = inspect.signature(generate).replace(  # type: ignore[attr-defined]  # what inspect looks at first
+        return_annotation="Iterator[Chunk]"
+    )
 
     @report_stop_iteration
     def generate_batch(

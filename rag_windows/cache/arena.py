@@ -207,7 +207,7 @@ class ArenaTier(MemoryTier):
         except RuntimeError as error:
             logger.warning(
                 "No windows are kept on %s, because it has no %d bytes free for them. Give "
-                "PassageCache a smaller device= (%s).",
+                "PassageCache a smaller device_bytes= (%s).",
                 *(device, limit_bytes, str(error).partition("\n")[0]),
             )
         else:

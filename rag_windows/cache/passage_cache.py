@@ -12,6 +12,7 @@ import shutil
 import sys
 import threading
 import time
+import warnings
 from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
@@ -148,7 +149,7 @@ class PassageCache:
             free, such as "25%".
         disk: disk space to use; None means none, or 50 GiB if `path` is given.
         path: folder of the disk tier; by default the platform's cache folder.
-        device: accelerator memory to use, for models on an accelerator; ignored for others. All of
+        device_bytes: accelerator memory to use, for models on an accelerator; ignored for others. All of
             it is allocated at the first request, except with ``store="int8"``.
         salt: secret of a tenant. Without it, nobody can read what is stored under it or find out
             what is. Set it in the server's own code, and never take it from a request.
@@ -161,6 +162,7 @@ class PassageCache:
         shared_apart: whether each tenant's entries have a folder of their own in it.
         shared_wait: seconds that a request waits for it, at most; None for as long as encoding
             would take, as measured here, and at least 0.1 s.
+        device: the old name of ``device_bytes``.
 
     Raises:
         InputError: a size, salt, store, ttl or wait, or the shared store's URL, can't be used.
@@ -169,14 +171,14 @@ class PassageCache:
     """
 
     accelerator_may_be_cpu: ClassVar[bool] = False
-    """For tests without an accelerator: whether models on the CPU get the tier of `device`, too."""
+    """For tests without an accelerator: whether models on the CPU get the tier of `device_bytes`, too."""
 
     def __init__(
         self,
         memory: Size | None = "4GiB",
         disk: Size | None = None,
         path: str | Path | None = None,
-        device: Size | None = None,
+        device_bytes: Size | None = None,
         *,
         salt: str | bytes | None = None,
         store: str = EXACT,
@@ -185,15 +187,20 @@ class PassageCache:
         shared_options: Mapping[str, Any] | None = None,
         shared_apart: bool = False,
         shared_wait: float | None = None,
+        device: Size | None = None,
     ) -> None:
+        if device is not None:
+            text = "PassageCache(device=) is now device_bytes=. Change the name."
+            warnings.warn(text, DeprecationWarning, stacklevel=2)
+            device_bytes = device if device_bytes is None else device_bytes
         for name, seconds in (("ttl", ttl), ("shared_wait", shared_wait)):
             if seconds is not None and not seconds > 0:
                 raise InputError(
                     f"{name} must be None or a number of seconds above 0, not {seconds!r}."
                 )
-        if memory is None and disk is None and path is None and device is None and shared is None:
+        if all(one is None for one in (memory, disk, path, device_bytes, shared)):
             raise InputError(
-                "A cache needs memory=, disk=, device= or shared=. To have no cache, pass "
+                "A cache needs memory=, disk=, device_bytes= or shared=. To have no cache, pass "
                 "cache=None."
             )
         self.store = check_store(store)
@@ -220,7 +227,9 @@ class PassageCache:
             if shared_apart:
                 self.shared = self.shared.of_tenant(self.salt_key)
         self.flights = Flights()
-        self._device_bytes = None if device is None else parse_size(device, "device")
+        self._device_bytes = (
+            None if device_bytes is None else parse_size(device_bytes, "device_bytes")
+        )
         self._writer = Writer(waiting)
         self._uploads = Writer(waiting, _UPLOADS)
         self._common = _Common()

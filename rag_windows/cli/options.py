@@ -62,7 +62,8 @@ def _device(value: str) -> str:
 def _link_tokens(value: str) -> int | float | str:
     try:
         if value.endswith("%"):
-            return float(value[:-1]) / 100
+            share = float(value[:-1]) / 100
+            return "all" if share == 1.0 else share
         return value if value == "all" else int(value) if value.isdecimal() else float(value)
     except ValueError:
         raise typer.BadParameter(

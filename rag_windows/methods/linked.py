@@ -31,8 +31,8 @@ class Linked(Composed):
     everything before them already and are not run again.
 
     Attributes:
-        tokens: an int is a number of tokens of each window; a float a share of them, 0.0 to 1.0,
-            rounded up; "all" is 1.0. Note that 1 is one token and 1.0 every token.
+        tokens: an int is a number of tokens of each window, a float a share of them below 1.0,
+            rounded up; "all" is every token. 1.0 is refused, as 1 is one token.
         choose: "first" is LegoLink (Hu et al., "EPIC", https://arxiv.org/abs/2410.15332): the first
             tokens of each window, which attract most of the attention that a window encoded by
             itself wastes on its own beginning. "deviation" is CacheBlend (Yao et al.,
@@ -58,12 +58,12 @@ class Linked(Composed):
 
     def __post_init__(self) -> None:
         Composed.__post_init__(self)
-        share = isinstance(self.tokens, float) and 0.0 <= self.tokens <= 1.0
+        share = isinstance(self.tokens, float) and 0.0 <= self.tokens < 1.0
         self.require(
             "tokens",
             self.tokens == "all" or share or whole(self.tokens, 0),
-            "a number of tokens from 0 on (an int), a share from 0.0 to 1.0 (a float; 0.15 is a "
-            "usual start) or 'all'",
+            "a number of tokens from 0 on (an int), a share from 0.0 to below 1.0 (a float; 0.15 "
+            "is a usual start) or 'all'",
         )
         self.require_one("choose", Choose)
         if self.reader.combination is not None:

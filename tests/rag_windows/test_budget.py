@@ -206,7 +206,7 @@ def test_only_what_stands_where_it_is_read_is_free() -> None:
 
 def test_an_accelerator_s_tier_takes_its_memory_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(PassageCache, "accelerator_may_be_cpu", True)
-    cache = PassageCache(None, device="1MiB")
+    cache = PassageCache(None, device_bytes="1MiB")
     lm = small.wrapped(cache=cache)
     tiers: list[int] = []
 

@@ -63,7 +63,7 @@ def test_query_weights() -> None:
         (DeepThinking, {"reader": Linked(2)}, r"with linked.*Linked\(reader=DeepThinking\(\)\)"),
         *(
             (Linked, {"tokens": one}, "is a usual start")
-            for one in (-1, 1.1, math.nan, "most", None, True)
+            for one in (-1, 1.0, 1.1, math.nan, "most", None, True)
         ),
         (Linked, {"choose": "middle"}, "'first', 'deviation', 'query', 'last'"),
         (Linked, {"reader": ParallelEnsemble()}, "ensemble.*alone"),
@@ -209,7 +209,7 @@ def test_the_page_shows_every_method_as_the_command_line_does() -> None:
 
 @pytest.mark.parametrize(
     ("tokens", "counts"),
-    [(0, [0, 0, 0]), (5, [5, 3, 5]), (0.15, [3, 1, 2]), (1.0, [20, 3, 9]), ("all", [20, 3, 9])],
+    [(0, [0, 0, 0]), (5, [5, 3, 5]), (0.15, [3, 1, 2]), (0.99, [20, 3, 9]), ("all", [20, 3, 9])],
 )
 def test_how_many_tokens_are_linked(tokens: Any, counts: list[int]) -> None:
     lengths = [20, 3, 9]

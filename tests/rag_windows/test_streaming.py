@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import threading
 import time
 from typing import Any
@@ -147,3 +148,9 @@ def test_an_unread_stream_starts_no_work() -> None:
     chunks = small.lm().stream("What?", PASSAGES)
     assert workers() == []
     chunks.close()  # type: ignore[attr-defined]  # a generator
+
+
+def test_a_stream_shows_the_arguments_of_generate() -> None:
+    streamed, whole = inspect.signature(WindowedLM.stream), inspect.signature(WindowedLM.generate)
+    assert streamed.parameters.keys() == whole.parameters.keys()
+    assert streamed.return_annotation == "Iterator[Chunk]"

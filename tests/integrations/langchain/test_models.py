@@ -253,7 +253,7 @@ def test_another_model_or_window_is_another_identity(kind: Any, tmp_path: Path) 
         *({"model_kwargs": {"attn_implementation": "eager"}}, {"device_map": "cpu"}),
         *({"max_window_tokens": 64}, {"header": "none"}, {"header": lambda passage, number: "x"}),
         *({"template_kwargs": {"enable_thinking": False}}, {"text_tokens": ("<x>",)}),
-        *({"link_tokens": 1}, {"link_tokens": 1.0}, {"link_tokens": 1, "link_choose": "deviation"}),
+        *({"link_tokens": 1}, {"link_tokens": 0.5}, {"link_tokens": 1, "link_choose": "deviation"}),
         *({"fallback": "sequential"}, {"fallback": Guard(passages=9)}),
     ]
     made = [kind(**{"model": "tiny-reader", **other}) for other in others]

@@ -196,11 +196,11 @@ def test_answers_are_the_same_with_and_without_it(
     monkeypatch.setattr(PassageCache, "accelerator_may_be_cpu", True)
     model = zoo.shared(name)
     windows = [zoo.ids(5 + number, number) for number in range(8)]
-    plain, probe = WindowedLM(model), WindowedLM(model, cache=PassageCache(device="1MB"))
+    plain, probe = WindowedLM(model), WindowedLM(model, cache=PassageCache(device_bytes="1MB"))
     probe.encode_ids(zoo.ids(6, 100), windows)
     assert probe.cache is not None
     all_bytes = probe.cache.stats().tiers["device"].bytes
-    lm = WindowedLM(model, cache=PassageCache("1MB", device=int(0.6 * all_bytes)))
+    lm = WindowedLM(model, cache=PassageCache("1MB", device_bytes=int(0.6 * all_bytes)))
     order = random.Random(5)
     contexts, query = [], zoo.ids(4, 200)
     for _ in range(8):
@@ -233,7 +233,7 @@ def model(cache: PassageCache) -> WindowedLM:
 @pytest.mark.usefixtures("on_cpu")
 def test_questions_read_windows_where_they_stand(tmp_path: Any) -> None:
     """New ones, those of before, and those that were in host memory or on disk alone."""
-    lm = model(cache := PassageCache("1MB", device="1MB", path=tmp_path / "w"))
+    lm = model(cache := PassageCache("1MB", device_bytes="1MB", path=tmp_path / "w"))
 
     def places() -> list[int]:
         got = lm.generate("What?", PASSAGES, max_new_tokens=2)
@@ -267,7 +267,7 @@ def test_a_batch_of_questions_and_threads_answer_as_without_it(tokens: int) -> N
         {"query": "What?", "passages": PASSAGES[i : i + 3], "max_new_tokens": 3} for i in range(4)
     ]
     expected = [small.lm().generate(**one).token_ids for one in questions]
-    lm = model(PassageCache("1MB", device=tokens * 2 * 2 * 2 * 12 * 4))
+    lm = model(PassageCache("1MB", device_bytes=tokens * 2 * 2 * 2 * 12 * 4))
     with ThreadPoolExecutor(4) as pool:
         for _ in range(3):
             alone = list(pool.map(lambda one: lm.generate(**one), questions))
@@ -533,11 +533,11 @@ def test_work_that_waits_on_the_device_reads_what_was_there_when_it_was_asked_fo
 
 @pytest.mark.usefixtures("on_cpu")
 def test_a_device_without_so_much_memory_answers_without_it(caplog: Any) -> None:
-    lm = model(PassageCache("1MB", device="4000TB"))
+    lm = model(PassageCache("1MB", device_bytes="4000TB"))
     expected = small.lm().generate("What?", PASSAGES, max_new_tokens=2)
     for _ in range(2):
         assert lm.generate("What?", PASSAGES, max_new_tokens=2).token_ids == expected.token_ids
-    (told,) = [one.message for one in caplog.records if "device=" in one.message]
+    (told,) = [one.message for one in caplog.records if "device_bytes=" in one.message]
     assert "4000000000000000 bytes" in told
     assert lm.cache is not None
     stats = lm.cache.stats().tiers

@@ -31,8 +31,8 @@ def test_sizes(text: Any, size: int) -> None:
 def test_what_is_no_size(text: Any) -> None:
     with pytest.raises(InputError, match="memory="):
         PassageCache(text)
-    with pytest.raises(InputError, match="device="):
-        PassageCache(device="25%")
+    with pytest.raises(InputError, match="device_bytes="):
+        PassageCache(device_bytes="25%")
 
 
 def test_what_is_free(tmp_path: Path) -> None:
@@ -87,3 +87,13 @@ def test_every_number_is_a_sample_of_its_own_and_a_label_holds_any_text(tmp_path
         assert (kinds[found[1]] == "counter") == found[1].endswith("_total")
     assert "rag_windows_cache_saved_seconds_total 0\n" in plain
     assert 'rag_windows_cache_tier_limit_bytes{tier="memory"} 1000000\n' in plain
+
+
+def test_the_old_name_of_device_bytes_warns_and_means_the_same() -> None:
+    with pytest.warns(DeprecationWarning, match="is now device_bytes="):
+        old = PassageCache(None, device="50MB")
+    new = PassageCache(None, device_bytes="50MB")
+    assert old._device_bytes == new._device_bytes == 50_000_000
+    with pytest.warns(DeprecationWarning):
+        both = PassageCache(device="50MB", device_bytes="1MB")
+    assert both._device_bytes == 1_000_000

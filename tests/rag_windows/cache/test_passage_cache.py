@@ -203,7 +203,7 @@ def test_what_can_not_be_warmed() -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("store", ["as computed", "int8"])
 def test_a_device_tier_and_pinned_memory_on_cuda(store: str, tmp_path: Path) -> None:
-    on_device = PassageCache("50MB", device="50MB", path=tmp_path / "w", store=store)
+    on_device = PassageCache("50MB", device_bytes="50MB", path=tmp_path / "w", store=store)
     lm = WindowedLM(copy.deepcopy(small.model()).cuda(), small.tokenizer(), cache=on_device)
     cold = lm.generate("What?", PASSAGES, max_new_tokens=4)
     assert lm.generate("What?", PASSAGES, max_new_tokens=4).token_ids == cold.token_ids

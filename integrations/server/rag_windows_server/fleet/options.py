@@ -99,7 +99,7 @@ class FleetOptions(BaseModel):
             memory=self.cache_memory,
             disk=self.cache_disk,
             path=self.cache_dir,
-            device=self.cache_device,
+            device_bytes=self.cache_device,
             shared=self.shared,
             shared_options=self.shared_options,
             shared_apart=self.shared_apart,
