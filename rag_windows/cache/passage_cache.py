@@ -149,8 +149,8 @@ class PassageCache:
             free, such as "25%".
         disk: disk space to use; None means none, or 50 GiB if `path` is given.
         path: folder of the disk tier; by default the platform's cache folder.
-        device_bytes: accelerator memory to use, for models on an accelerator; ignored for others. All of
-            it is allocated at the first request, except with ``store="int8"``.
+        device_bytes: accelerator memory to use, for models on an accelerator; ignored for others.
+            All of it is allocated at the first request, except with ``store="int8"``.
         salt: secret of a tenant. Without it, nobody can read what is stored under it or find out
             what is. Set it in the server's own code, and never take it from a request.
         store: "as computed" (exact), or "int8" (smaller and not exact).
@@ -171,7 +171,7 @@ class PassageCache:
     """
 
     accelerator_may_be_cpu: ClassVar[bool] = False
-    """For tests without an accelerator: whether models on the CPU get the tier of `device_bytes`, too."""
+    """For tests without an accelerator: whether models on the CPU get an accelerator's tier."""
 
     def __init__(
         self,

@@ -61,7 +61,7 @@ def known_methods() -> Mapping[str, type[Method]]:
         if not (isinstance(kind, type) and issubclass(kind, Method) and kind.name == entry.name):
             raise MethodError(
                 f"The entry point {entry.name!r} of the group rag_windows.methods, "
-                f"{entry.value!r}, is no Method whose name is {entry.name!r}. Correct it, or "
+                f"{entry.value!r}, is not a Method whose name is {entry.name!r}. Correct it, or "
                 "remove the distribution that brings it."
             )
         found.setdefault(entry.name, kind)

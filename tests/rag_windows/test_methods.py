@@ -314,6 +314,6 @@ def test_what_is_no_method_of_its_name_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: str
 ) -> None:
     bring(tmp_path, monkeypatch, "brought", value)
-    with pytest.raises(MethodError, match=f"'brought' of the group .*, '{value}', is no Method"):
+    with pytest.raises(MethodError, match=f"'brought' of the group .*, '{value}', is not a Method"):
         resolve("brought")
     assert resolve("pcw") == PCW()
