@@ -79,17 +79,24 @@ def evidence(
     place = first - 1
     last = torch.empty(0)
     for one in passes(encoder.model, layout, ids, positions, cache, ids.shape[1] - place):
-        logits = torch.cat([one.logits[0], cast(torch.Tensor, one.prior)])
-        wanted = ids[0, place + 1 : min(stop, place + 1 + logits.shape[1])].to(logits.device)
-        index = wanted.view(1, -1, 1).expand(len(logits), -1, 1)
-        asked = logits[:, : len(wanted)]
-        found.append(asked.gather(-1, index)[..., 0] - asked.logsumexp(dim=-1))
-        place += logits.shape[1]
-        last = logits[:, -1]
+        # One after the other: joined, the logits would be copied.
+        rows_and_none = one.logits[0], cast(torch.Tensor, one.prior)
+        tokens = one.logits.shape[2]
+        wanted = ids[0, place + 1 : min(stop, place + 1 + tokens)].view(1, -1, 1)
+        found.append(torch.cat([_log_chance(logits, wanted) for logits in rows_and_none]))
+        place += tokens
+        last = torch.cat([logits[:, -1] for logits in rows_and_none])
     logprobs = last.log_softmax(dim=-1)
     # A token that can't come adds nothing, though its logarithm is infinite.
     entropy = -(logprobs.exp() * logprobs.clamp_min(-1e4)).sum(dim=-1)
     return Evidence(torch.cat(found, dim=1).float().cpu(), entropy.float().cpu())
+
+
+def _log_chance(logits: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+    """(rows, tokens) log-probability of tokens (1, tokens, 1) by logits (rows, places, tokens)."""
+    logits = logits[:, : wanted.shape[1]]
+    index = wanted.to(logits.device).expand(len(logits), -1, 1)
+    return logits.gather(-1, index)[..., 0] - logits.logsumexp(dim=-1)
 
 
 def ranked(selection: QueryLikelihood, context: EncodedContext, found: Evidence) -> list[int]:
