@@ -292,10 +292,7 @@ def with_neighbours(passages: Iterable[Any], most: int = NEIGHBOURS) -> list[Pas
         passages: in any order, of any number of documents. Only chunks whose indices follow each
             other directly are neighbours. Documents of LangChain and LlamaIndex count by their
             places: ``start_index`` (and ``page``) in metadata, nodes by their previous ones.
-        most: how many chunks at most, at least 0; each of them adds to what encoding costs. The
-            first one's index is a multiple of half of it, rounded up: chunks that follow each other
-            then begin alike, and one pass over the last of them encodes all. So a later chunk sees
-            5 to 8 of 8, and a corpus is warmed in about a quarter of the passes.
+        most: how many chunks, at least 0; each of them adds to what encoding costs.
 
     Raises:
         InputError: two different texts say that they are one chunk in front of another, `most` is
@@ -308,14 +305,12 @@ def with_neighbours(passages: Iterable[Any], most: int = NEIGHBOURS) -> list[Pas
     for one in made:
         if one.document is not None and one.index is not None:
             texts.setdefault((one.document, one.index), set()).add(one.text)
-    step = max(1, -(-most // 2))
     filled = []
     for one in made:
         before: list[str] = []
         if one.index is not None and not one.before:
             at = one.index - 1
-            first = max(0, -(-(one.index - most) // step) * step)
-            while at >= first and (found := texts.get((one.document, at))):
+            while len(before) < most and (found := texts.get((one.document, at))):
                 if len(found) > 1:
                     raise InputError(
                         f"Two different texts say that they are chunk {at} of the document "

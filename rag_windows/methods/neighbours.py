@@ -19,8 +19,8 @@ class Neighbours(Composed):
     which `with_neighbours` fills in) run through the model with it, behind the prefix, and their
     keys and values are then left out. So "she" in a later chunk has met the name in an earlier one.
     A question reads no more tokens than without, and warmed windows cost nothing when it is asked.
-    Encoding a chunk costs as much as encoding it and its neighbours, but chunks whose neighbours
-    begin with the same chunk are encoded in one pass.
+    Encoding a chunk costs as much as encoding it and its neighbours, but chunks that begin one
+    document together are encoded in one pass.
 
     A chunk with n tokens in front of it stands at position p + n behind a prefix of p tokens: there
     it would stand in its document, so that all chunks of one document, each encoded in sight of all

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -47,16 +46,10 @@ def test_neighbours_are_the_chunks_directly_in_front(
 ) -> None:
     passages = [Passage(f"{name}{at}", document=name, index=at) for name, at in places]
     for one, (name, at) in zip(with_neighbours(passages, most), places, strict=True):
-        half = (most + 1) // 2
-        near = [one for one in range(at) if at - one <= most]
-        first = next((one for one in near if one % half == 0), at) if half else at
         wanted: list[str] = []
-        for before in reversed(range(first, at)):
-            if (name, before) not in places:
-                break
-            wanted.insert(0, f"{name}{before}")
+        while len(wanted) < most and (name, at - len(wanted) - 1) in places:
+            wanted.insert(0, f"{name}{at - len(wanted) - 1}")
         assert one.before == tuple(wanted)
-        assert at - first >= min(at, most - half + 1) or not most
         assert one.text == f"{name}{at}"
 
 
@@ -297,22 +290,3 @@ def test_documents_keep_their_neighbours_in_one_entry_that_no_model_sees(framewo
             assert CHUNK_KEY not in kept[1].get_content(metadata_mode=mode)
     with pytest.raises(InputError, match="For passages, use with_neighbours"):
         keep_neighbours([CHUNKS[0]])
-
-
-def test_chunks_in_a_row_are_encoded_by_few_passes() -> None:
-    """Each behind its own neighbours, these would take 72 chunks' tokens, 4.5 for each."""
-    lm = small.wrapped(cache=PassageCache("64MiB"), method="neighbours+pcw")
-    chunks = [
-        Passage(f"Number {i} is a chunk. ", document="d", index=i, id=f"d#{i}") for i in range(16)
-    ]
-    run = 0
-
-    def count(_: Any, given: tuple[torch.Tensor]) -> None:
-        nonlocal run
-        run += given[0].numel()
-
-    hook = lm.model.get_input_embeddings().register_forward_pre_hook(count)
-    assert lm.warm(chunks).encoded == 16
-    hook.remove()
-    whole = sum(len(lm.tokenizer(one.text).input_ids) for one in chunks)
-    assert whole < run < 2.5 * whole
