@@ -185,7 +185,7 @@ def test_names_on_the_command_line(model: str | None, given: str | None, name: s
     serve = importlib.import_module("rag_windows_server.command")
     options = importlib.import_module("rag_windows.cli.options")
     server = serve.ServeOptions(served_model_name=given, allow_host=["RAG.example"])
-    chosen = options.ModelOptions(model=model)
+    chosen = options.LoadOptions(model=model)
     settings = serve._settings(options.SearchOptions(), chosen, server)
     assert settings.model_name == name
     assert settings.serves(chosen.name)
