@@ -192,7 +192,7 @@ def warm_cache(plan: BenchPlan, lm: WindowedLM) -> AbstractContextManager[Passag
     """A cache whose fastest tier holds all of a plan's windows; see `new_cache`."""
     if plan.device == "cpu":
         return new_cache()
-    return new_cache("device", device=_budget(plan, lm))
+    return new_cache("device", device_bytes=_budget(plan, lm))
 
 
 def _budget(plan: BenchPlan, lm: WindowedLM) -> int:
