@@ -192,7 +192,12 @@ class PassageCache:
         if device is not None:
             text = "PassageCache(device=) is now device_bytes=. Change the name."
             warnings.warn(text, DeprecationWarning, stacklevel=2)
-            device_bytes = device if device_bytes is None else device_bytes
+            if device_bytes is not None:
+                raise InputError(
+                    "device= is the old name of device_bytes=, and both are given. Leave device= "
+                    "out."
+                )
+            device_bytes = device
         for name, seconds in (("ttl", ttl), ("shared_wait", shared_wait)):
             if seconds is not None and not seconds > 0:
                 raise InputError(

@@ -9,8 +9,10 @@ from rag_windows.cli.options import (
     SAMPLE_MODEL,
     Json,
     LoadOptions,
+    Model,
     RayOptions,
     SearchOptions,
+    System,
     Verbose,
     count,
     flag,
@@ -22,8 +24,6 @@ from rag_windows.cli.options import (
     quieten,
     spreading,
 )
-from rag_windows.cli.options import Model as Model
-from rag_windows.cli.options import System as System
 from rag_windows.cli.render import (
     EXIT_ERROR,
     Group,

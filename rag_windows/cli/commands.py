@@ -27,8 +27,8 @@ rag-windows --help                                         # all commands
 """
 
 
-_BROUGHT = {"serve": "server", "eval": "eval", "bench": "eval"}
-"""Commands of distributions beside this one, and the extras that bring them."""
+_EXTRAS = {"serve": "server", "eval": "eval", "bench": "eval"}
+"""Commands of other distributions of this project, and the extras that install them."""
 
 
 class _Commands(render.Group):
@@ -36,7 +36,7 @@ class _Commands(render.Group):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Say of a command that is not installed how to install it."""
-        if args[0] not in self.commands and (extra := _BROUGHT.get(args[0])):
+        if args[0] not in self.commands and (extra := _EXTRAS.get(args[0])):
             raise MissingExtraError(
                 f"rag-windows {args[0]} is a distribution of its own; run: {install(extra)}"
             )

@@ -88,11 +88,11 @@ def resolve(method: str | Method | Mapping[str, Any]) -> Method:
         return method
     described = _described(method) if isinstance(method, str) else method
     name = described.get("name") if isinstance(described, Mapping) else described
-    kind = METHODS.get(str(name).lower()) or known_methods().get(str(name).lower())
-    if kind is None:
-        raise MethodError(
-            f"Unknown method {name!r} in {method!r}. Choose one of {sorted(known_methods())}."
-        )
+    named = str(name).lower()
+    kinds = METHODS if named in METHODS else known_methods()
+    if named not in kinds:
+        raise MethodError(f"Unknown method {name!r} in {method!r}. Choose one of {sorted(kinds)}.")
+    kind = kinds[named]
     values = {name: _parameter(value) for name, value in described.items() if name != "name"}
     if "reader" in values and not issubclass(kind, Composed):
         raise MethodError(

@@ -134,6 +134,7 @@ def test_options_reach_the_engine(ask: Told, run: Run, model: str) -> None:
     assert ask("--dtype", "bfloat16")["usage"] == base["usage"]
     for tokens in ("all", "100%"):
         assert ask("--link-tokens", tokens)["answer"] == changes[0]
+    assert "or 'all', not 1.0." in refused(run, "ask", "Who?", "--link-tokens", "1.0")
     assert ask("--link-tokens", "all", "--link-choose", "query")["answer"] == changes[0]
     fallen = ask("--fallback", "sequential")
     assert (fallen["answer"], fallen["fallback"]["taken"]) == (changes[0], True)

@@ -94,6 +94,8 @@ def test_the_old_name_of_device_bytes_warns_and_means_the_same() -> None:
         old = PassageCache(None, device="50MB")
     new = PassageCache(None, device_bytes="50MB")
     assert old._device_bytes == new._device_bytes == 50_000_000
-    with pytest.warns(DeprecationWarning, match="device_bytes"):
-        both = PassageCache(device="50MB", device_bytes="1MB")
-    assert both._device_bytes == 1_000_000
+    with (
+        pytest.warns(DeprecationWarning, match="device_bytes"),
+        pytest.raises(InputError, match="both are given"),
+    ):
+        PassageCache(device="50MB", device_bytes="50MB")
