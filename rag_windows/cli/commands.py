@@ -38,7 +38,7 @@ class _Commands(render.Group):
         """Say of a command that is not installed how to install it."""
         if args[0] not in self.commands and (extra := _EXTRAS.get(args[0])):
             raise MissingExtraError(
-                f"rag-windows {args[0]} is a distribution of its own; run: {install(extra)}"
+                f"rag-windows {args[0]} is not installed; run: {install(extra)}"
             )
         return super().resolve_command(ctx, args)
 
