@@ -714,15 +714,18 @@ def rest_of(generation: Generation, streamer: Pieces | None) -> tuple[str, str]:
 def _seen(windows: Sequence[WindowTokens], method: Auto) -> str:
     """What `Auto` makes of a request's windows, in words."""
     passages, chunks = len({one.passage for one in windows}), sum(bool(w.before) for w in windows)
-    chosen, read = method.selection, f"all {passages} passages are read by {method.reader.name}"
+    every = "the only passage is" if passages == 1 else f"all {passages} passages are"
+    chosen, read = method.selection, f"{every} read by {method.reader.name}"
     if isinstance(chosen, QueryLikelihood):
         few = passages <= chosen.retrieve
-        which = f"of {passages} passages, the {chosen.retrieve} that make the question likeliest"
+        best = "the one that makes the question likeliest is"
+        if chosen.retrieve > 1:
+            best = f"the {chosen.retrieve} that make the question likeliest are"
         how = "side by side" if chosen.reader.windowed else "in one prompt"
         if chunks and not chosen.reader.windowed:
             how += ", or side by side where one of them saw the chunks before it"
-        which = f"all {passages} passages" if few else which
-        read = f"{which} are read {how}"
+        which = every if few else f"of {passages} passages, {best}"
+        read = f"{which} read {how}"
     if chunks:
         read += f"; {chunks} of {len(windows)} windows saw the chunks before them when encoded"
     return f"auto: {read}."

@@ -14,10 +14,12 @@ from rag_windows import (
     Generation,
     LimitError,
     Linked,
+    Method,
     MethodError,
     Neighbours,
     Passage,
     QueryLikelihood,
+    Sequential,
     WindowedLM,
     with_neighbours,
 )
@@ -34,7 +36,7 @@ def lm() -> WindowedLM:
 
 
 def asked(
-    lm: WindowedLM, passages: list[str] | list[Passage], method: str | None = None
+    lm: WindowedLM, passages: list[str] | list[Passage], method: str | Method | None = None
 ) -> Generation:
     return lm.generate(QUESTION, passages, method=method, max_new_tokens=6, do_sample=False)
 
@@ -77,7 +79,13 @@ def test_two_passages_are_one_prompt(lm: WindowedLM) -> None:
     assert note(made) == "auto: all 2 passages are read in one prompt."
     for one, other in zip(made.citations or (), prompt.citations or (), strict=True):
         assert one.mass == pytest.approx(other.mass, abs=1e-4)
-    assert asked(lm, [BORN]).token_ids == asked(lm, [BORN], "sequential").token_ids
+    made = asked(lm, [BORN])
+    assert made.token_ids == asked(lm, [BORN], "sequential").token_ids
+    assert note(made) == "auto: the only passage is read in one prompt."
+    best = asked(lm, few, Auto(reader=QueryLikelihood(1, reader=Sequential())))
+    assert note(best) == (
+        "auto: of 2 passages, the one that makes the question likeliest is read in one prompt."
+    )
 
 
 def test_what_one_prompt_may_not_hold_is_read_side_by_side() -> None:
