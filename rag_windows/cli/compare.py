@@ -156,7 +156,7 @@ def _show(profile: Profile) -> None:
     # A method's name may be copied from the table, so that columns of figures are folded first.
     longest = max(len(spelled(one.method)) for one in shown)
     method = Column("method", overflow="fold", min_width=min(longest, 32))
-    table = render.plain_table(method, *columns, "")
+    table = render.plain_table(method, *columns, Column(min_width=len("compared with")))
     for one in shown:
         text = Text(spelled(one.method), "bold" if one.method == profile.method else "")
         table.add_row(
