@@ -16,16 +16,14 @@ from typing import Any
 import torch
 
 from rag_windows import Passage, PassageCache, WindowedLM
-from rag_windows.attention.layout import use_layout
 from rag_windows.batching.loop import SharedEncoder
-from rag_windows.batching.rows import BatchLayout, FedRow, Plan, RowCaches
 from rag_windows.engine import Engine
 from rag_windows.generate import Decoder
 from rag_windows.kv import Windows
-from rag_windows.loading import input_device
 from rag_windows.methods import Method
 from rag_windows.prefill import EncodedContext
 from rag_windows.request import Request
+from rag_windows.steps.packed_rows import FedRow, Plan, RowCaches, read_rows
 
 MAX_NEW_TOKENS = 40
 """Of an answer that is generated."""
@@ -76,19 +74,10 @@ def likeliest(
 
 def _one_pass(decoder: Decoder, rows: Sequence[FedRow], last: int) -> list[list[int]]:
     """The likeliest token behind each of the last tokens of each row."""
-    plan, caches = Plan(rows, 0), RowCaches()
-    caches.grow(plan.lengths)
-    positions = torch.cat([torch.arange(row.position, row.position + len(row.fed)) for row in rows])
-    layout = BatchLayout(decoder.runner.sliding_windows, plan, caches, positions)
-    device = input_device(decoder.model)
-    with use_layout(layout):
-        output = decoder.runner.model(
-            torch.tensor([[token for row in rows for token in row.fed]], device=device),
-            position_ids=positions.unsqueeze(0).to(device),
-            use_cache=False,
-            logits_to_keep=(plan.newest.unsqueeze(1) + torch.arange(1 - last, 1)).flatten(),
-        )
-    tokens: list[list[int]] = output.logits[0].argmax(dim=-1).view(-1, last).tolist()
+    plan = Plan(rows, 0)
+    wanted = (plan.newest.unsqueeze(1) + torch.arange(1 - last, 1)).flatten()
+    logits, _ = read_rows(decoder.runner, plan, RowCaches(), wanted)
+    tokens: list[list[int]] = logits.argmax(dim=-1).view(-1, last).tolist()
     return tokens
 
 

@@ -68,8 +68,10 @@ from rag_windows.request import (
     Book,
     Messages,
     PassageLike,
+    Removals,
     Request,
     check_limits,
+    check_removals,
     in_order,
     seed_of,
     stop_strings,
@@ -82,6 +84,8 @@ from rag_windows.results import (
     Generation,
     Timings,
     Usage,
+    is_supported,
+    judged,
 )
 from rag_windows.sampling import (
     Cancelled,
@@ -91,6 +95,7 @@ from rag_windows.sampling import (
     recorder_of,
     whole_number,
 )
+from rag_windows.steps.removal import Removal
 from rag_windows.threads import Worker
 
 logger = logging.getLogger(__name__)
@@ -278,6 +283,7 @@ class Engine:
             tokens = getattr(asked.options.get("generation_config"), "max_new_tokens", None)
         tokens = whole_number("max_new_tokens", DEFAULT_NEW_TOKENS if tokens is None else tokens)
         stop, seed = stop_strings(asked.stop), seed_of(asked.seed)
+        removals = Removals.of(asked.citations)
         prompt, reasoning = prompt or self.text.prompt, self.text.reasoning
         held = any(asked.options.get(form) is not None for form in FORMS)
 
@@ -305,7 +311,8 @@ class Engine:
                 method=method,
                 max_new_tokens=tokens,
                 stop=stop,
-                citations=asked.citations,
+                citations=bool(asked.citations),
+                removals=removals,
                 seed=seed,
                 options=options,
                 on_encoded=asked.on_encoded,
@@ -315,6 +322,7 @@ class Engine:
             )
 
         method = linked(self.method_of(asked.method), asked.link_tokens, asked.link_choose)
+        check_removals(removals, method)
         try:
             request = read_by(method)
         except LimitError:
@@ -335,6 +343,8 @@ class Engine:
             ordinary = read_by(Sequential())
         except LimitError as error:
             ordinary = error
+        if removals is not None and isinstance(ordinary, Request):
+            ordinary = replace(ordinary, removals=None).noted(_NOT_REMOVED)
         return replace(request, guard=guard, ordinary=ordinary)
 
     def _options(
@@ -414,11 +424,15 @@ class Engine:
         )
         timings = Timings.of(request.started, encoded_at, first.seen_at)
         stopped_early = cancelled is not None and cancelled.is_set()
+        found = [
+            (ids, decoded.weights(index) if request.citations else None)
+            for index, ids in enumerate(decoded.sequences)
+        ]
         results = [
             self.generation(
                 request,
                 ids,
-                decoded.weights(index) if request.citations else None,
+                weights,
                 cached_tokens=context.cached_tokens,
                 windows=context.encoded_windows + context.cached_windows,
                 cached_windows=context.cached_windows,
@@ -427,10 +441,32 @@ class Engine:
                 chosen=context.chosen,
                 fallback=fallback,
                 raw=decoded.raw,
+                removal=self.removal(request, context, ids, weights, cancelled),
             )
-            for index, ids in enumerate(decoded.sequences)
+            for ids, weights in found
         ]
         return replace(results[0], alternatives=tuple(results[1:]))
+
+    def removal(
+        self,
+        request: Request,
+        context: EncodedContext,
+        ids: Sequence[int],
+        weights: Sequence[float] | None,
+        cancelled: threading.Event | None = None,
+    ) -> Removal | None:
+        """What an answer loses without each passage, if that was asked for and there is any.
+
+        ``weights`` are as in `generation`; what was cancelled is not looked at any more.
+        """
+        asked = request.removals
+        stopped = cancelled is not None and cancelled.is_set()
+        if asked is None or context.windows is None or not ids or stopped:
+            return None
+        groups = list(dict.fromkeys(context.groups))
+        if asked.top is not None and weights is not None:
+            groups = sorted(groups, key=lambda group: -weights[group])[: asked.top]
+        return self.decoder.removal(context, request.parts.query_ids, ids, groups)
 
     def warm(
         self,
@@ -620,6 +656,7 @@ class Engine:
         chosen: tuple[int, ...] | None = None,
         fallback: Fallback | None = None,
         raw: Any = None,
+        removal: Removal | None = None,
     ) -> Generation:
         """Put a result together.
 
@@ -639,6 +676,9 @@ class Engine:
                 Citation(number, passage.id, groups[number])
                 for number, passage in enumerate(request.passages)
             )
+        if removal is not None and citations is not None:
+            drops = {group: float(drop.sum()) for group, drop in removal.drops.items()}
+            citations = judged(citations, drops, float(removal.gain.sum()))
         form = request.reasoning
         written, reasoning, text = self.divided(request, ids)
         return Generation(
@@ -663,6 +703,7 @@ class Engine:
             logprobs=None if request.logprobs is None else request.logprobs.tokens(ids),
             raw=raw,
             reasoning=reasoning,
+            supported=None if removal is None else is_supported(float(removal.gain.sum())),
         )
 
     def divided(self, request: Request, ids: Sequence[int]) -> tuple[str, str, str]:
@@ -709,6 +750,12 @@ def rest_of(generation: Generation, streamer: Pieces | None) -> tuple[str, str]:
             "on_text out, with this tokenizer."
         )
     return generation.reasoning[len(reasoning) :], generation.text[len(text) :]
+
+
+_NOT_REMOVED = (
+    "One prompt holds all passages, of which none can be left out without encoding the others "
+    "again: the citations are shares of the attention."
+)
 
 
 def _seen(windows: Sequence[WindowTokens], method: Auto) -> str:

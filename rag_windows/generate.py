@@ -37,6 +37,7 @@ from rag_windows.sampling import (
 from rag_windows.steps.ensemble import EnsembleLayout, make_view
 from rag_windows.steps.likelihood import question_of, read_likeliest, rows_of
 from rag_windows.steps.query_attention import AttentionLayout, encode_again_for
+from rag_windows.steps.removal import Removal, remove
 from rag_windows.steps.selection import select
 
 
@@ -151,6 +152,22 @@ class Decoder:
         attention.last = plan is not None and plan.choose == "last"
         check_tables(self._table_limit, context.query_start + len(query_ids))
         return encode_again_for(context, query_ids, self.runner, attention)
+
+    def removal(
+        self,
+        context: EncodedContext,
+        query_ids: Sequence[int],
+        answer_ids: Sequence[int],
+        groups: Sequence[int] | None = None,
+    ) -> Removal:
+        """What an answer loses when each of some passages is left out; see `removal.remove`."""
+        self.follow()
+        check_tables(self._table_limit, context.query_start + len(query_ids) + len(answer_ids))
+
+        def layout(one: EncodedContext) -> EnsembleLayout:
+            return cast(EnsembleLayout, self.layout(one))
+
+        return remove(self.runner, context, query_ids, answer_ids, layout, groups)
 
     def _check_layers(self, context: EncodedContext) -> None:
         """Refuse another model's keys and values: layers beyond ours would never be read."""

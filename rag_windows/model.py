@@ -240,7 +240,7 @@ class WindowedLM:
         method: str | Method | None = None,
         max_new_tokens: int | None = None,
         stop: str | Sequence[str] | None = None,
-        citations: bool = True,
+        citations: bool | str = True,
         seed: int | None = None,
         on_encoded: OnEncoded | None = None,
         link_tokens: LinkTokens | None = None,
@@ -262,7 +262,12 @@ class WindowedLM:
             method: method for this call instead of the default one.
             max_new_tokens: 128 unless given here or in a ``generation_config``.
             stop: strings before which the text ends.
-            citations: whether to measure each passage's share of the attention.
+            citations: whether to measure each passage's share of the attention. "removal" proves
+                them: afterwards each passage that was read is left out, and `Citation.drop` says
+                what the answer's log-probability loses, at the cost of one more pass over question
+                and answer for each passage; "removal:top=4" leaves out the four with most
+                attention. Nothing is encoded again, but where the method read few passages in one
+                prompt.
             seed: seed for sampling in this call; None uses PyTorch's global generator.
             on_encoded: called while passages are encoded, with the number of windows done and the
                 number of all windows.

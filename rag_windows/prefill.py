@@ -390,6 +390,8 @@ class EncodedContext:
             query only; see `waits`.
         chosen: where the method chooses windows for each query: None before, then which of all
             windows are read; `lengths` remain those of all.
+        separate: where passages are read in one prompt, the same passages as windows of their own,
+            in the order in which they are read.
     """
 
     prefix_ids: tuple[int, ...]
@@ -406,6 +408,7 @@ class EncodedContext:
     found: tuple[int, ...] = ()
     settled: bool = False
     chosen: tuple[int, ...] | None = None
+    separate: EncodedContext | None = field(default=None, repr=False)
 
     @property
     def waits(self) -> bool:

@@ -21,6 +21,7 @@ from rag_windows.prompt.conversation import Conversation
 from rag_windows.prompt.reasoning import ReasoningFormat
 from rag_windows.sampling import LogprobRecorder, whole_number
 from rag_windows.steps.recompute import check_passes
+from rag_windows.steps.removal import refusal
 
 Messages = str | Sequence[Mapping[str, Any]] | Conversation
 PassageLike = Passage | str | Mapping[str, Any]
@@ -47,6 +48,37 @@ class Book(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class Removals:
+    """Which passages are left out.
+
+    Attributes:
+        top: only so many, those with the most attention; None for all that were read.
+    """
+
+    top: int | None = None
+
+    @classmethod
+    def of(cls, citations: bool | str) -> Removals | None:
+        """What ``citations`` asks for: "removal", "removal:top=4", or True and False for none.
+
+        Raises:
+            InputError: it is something else.
+        """
+        if isinstance(citations, bool):
+            return None
+        found = _REMOVAL.fullmatch(citations) if isinstance(citations, str) else None
+        if found is None:
+            raise InputError(
+                f"citations must be True, False, 'removal' or such as 'removal:top=4', not "
+                f"{citations!r:.80}."
+            )
+        return cls(None if found[1] is None else int(found[1]))
+
+
+_REMOVAL = re.compile(r"removal(?::top=([1-9]\d{0,8}))?")
+
+
+@dataclass(frozen=True, slots=True)
 class BatchRequest:
     """The arguments of `WindowedLM.generate`, which describes them, as one object.
 
@@ -60,7 +92,7 @@ class BatchRequest:
     method: str | Method | None = None
     max_new_tokens: int | None = None
     stop: str | Sequence[str] | None = None
-    citations: bool = True
+    citations: bool | str = True
     seed: int | None = None
     on_encoded: OnEncoded | None = None
     link_tokens: LinkTokens | None = None
@@ -97,6 +129,7 @@ class Request:
         started: ``time.perf_counter()`` at the call.
         ordinary: with a guard, the request with passages read one after the other, or why not.
         reasoning: how its answers divide into reasoning and text; None where all is text.
+        removals: which passages are left out to prove its citations; None for none.
     """
 
     parts: PromptParts
@@ -113,6 +146,7 @@ class Request:
     guard: Guard | None = None
     ordinary: Request | LimitError | None = None
     reasoning: ReasoningFormat | None = None
+    removals: Removals | None = None
 
     def noted(self, message: str) -> Request:
         """The same with one more note, about the method."""
@@ -130,6 +164,20 @@ class Request:
             )
             for window in self.parts.windows
         ]
+
+
+def check_removals(removals: Removals | None, method: Method) -> None:
+    """Refuse to leave passages out of what they can't be left out of.
+
+    Raises:
+        InputError: naming the method and why.
+    """
+    reason = None if removals is None else refusal(method)
+    if reason is not None:
+        raise InputError(
+            f"citations='removal' leaves passages out of what was read, but {method.name!r} "
+            f"{reason}. Use citations=True, or a method such as 'auto', 'ape' or 'pced'."
+        )
 
 
 def in_order(method: Method) -> bool:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from rag_windows.passage import Note, WindowTokens
@@ -106,6 +106,9 @@ class Timings:
         return cls(encoded_at - started, first_at - started, now - started)
 
 
+Support = Literal["yes", "no", "unsure"]
+
+
 @dataclass(frozen=True, slots=True)
 class Citation:
     """Attention that one passage got while the answer was written.
@@ -116,11 +119,17 @@ class Citation:
         mass: share of the attention, averaged over layers, heads and all generated tokens, which
             are those of the reasoning, too; 0 for a passage that made no window (blank, or a
             duplicate of another).
+        drop: what the answer's log-probability loses, in nats, when this passage alone is left out
+            of what was read; 0 for one that was not read. None without ``citations="removal"``, and
+            for a passage beyond its ``top``.
+        supports: whether the answer rests on the passage by its ``drop``; see `judged`.
     """
 
     passage: int
     id: str | None
     mass: float
+    drop: float | None = None
+    supports: Support | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +157,8 @@ class Generation:
         alternatives: the further answers of ``num_return_sequences``.
         reasoning: what the model wrote for itself before the answer, without its markers; empty
             where it did not, or where the chat template has no markers for it.
+        supported: whether the passages make the answer likelier than none does, by more than
+            `SUPPORT_NATS`; None without ``citations="removal"``.
         raw: what ``transformers`` returned (scores, logits and hidden states if requested).
     """
 
@@ -166,6 +177,7 @@ class Generation:
     alternatives: tuple[Generation, ...] = ()
     raw: Any = field(default=None, repr=False, compare=False)
     reasoning: str = ""
+    supported: bool | None = None
 
     @property
     def cited(self) -> tuple[Citation, ...]:
@@ -191,6 +203,43 @@ class Chunk:
     reasoning: str = ""
 
 
+SUPPORT_NATS = 2.0
+"""An answer rests on what makes it likelier by so many nats; benchmarks/results/citations.md."""
+
+
+def is_supported(gain: float) -> bool:
+    """Whether an answer rests on passages that raise its log-probability by so much, in nats."""
+    return gain >= SUPPORT_NATS
+
+
+def judged(
+    citations: Iterable[Citation], drops: Mapping[int, float], gain: float
+) -> tuple[Citation, ...]:
+    """Citations with what the answer loses without each passage, and what follows from it.
+
+    "yes" from `SUPPORT_NATS` on. If no passage reaches that, although all together do, several of
+    them say the same: those that got as much attention as `carried` asks for are "unsure".
+
+    Args:
+        citations: one for each passage.
+        drops: in nats, of the passages that were left out.
+        gain: what the answer gains by all passages together, in nats.
+    """
+    given = tuple(citations)
+    supported = is_supported(gain)
+    shared = supported and not any(drop >= SUPPORT_NATS for drop in drops.values())
+    close = {one.passage for one in by_mass(given)} if shared else set()
+
+    def of(one: Citation) -> Citation:
+        drop = drops.get(one.passage, None if one.mass > 0 else 0.0)
+        if drop is None:
+            return one
+        supports: Support = "yes" if supported and drop >= SUPPORT_NATS else "no"
+        return replace(one, drop=drop, supports="unsure" if one.passage in close else supports)
+
+    return tuple(map(of, given))
+
+
 SHARE_OF_STRONGEST = 0.5
 """A passage is cited with at least this share of the strongest passage's attention mass."""
 
@@ -199,13 +248,14 @@ _ROUNDING = 1e-6
 
 
 def carried(citations: Iterable[Citation] | None) -> tuple[Citation, ...]:
-    """The passages that carried an answer.
+    """The passages that carried an answer: by removal where that was asked for, else by attention.
 
-    A passage is one of them if its attention mass is at least `SHARE_OF_STRONGEST` of the strongest
-    passage's, and not below the mean of the passages read. The rule is our own. It names one
-    passage where one stands out, several where they share the attention, and all where they got
-    equal attention. It shows what the model looked at; it does not prove what the answer is based
-    on.
+    By removal they are those that support it, or may, where several are alike; see `judged`. By
+    attention, a passage is one of them if its attention mass is at least `SHARE_OF_STRONGEST` of
+    the strongest passage's, and not below the mean of the passages read. The rule is our own. It
+    names one passage where one stands out, several where they share the attention, and all where
+    they got equal attention. It shows what the model looked at; it does not prove what the answer
+    is based on.
 
     Args:
         citations: the citations of a `Generation`; None where they were switched off.
@@ -213,7 +263,16 @@ def carried(citations: Iterable[Citation] | None) -> tuple[Citation, ...]:
     Returns:
         Strongest first; empty if no passage was read.
     """
-    read = [citation for citation in citations or () if citation.mass > 0]
+    given = tuple(citations or ())
+    if any(one.drop is not None for one in given):
+        proved = [one for one in given if one.supports in ("yes", "unsure")]
+        return tuple(sorted(proved, key=lambda one: (-(one.drop or 0.0), one.passage)))
+    return by_mass(given)
+
+
+def by_mass(citations: Iterable[Citation]) -> tuple[Citation, ...]:
+    """`carried` by attention alone."""
+    read = [citation for citation in citations if citation.mass > 0]
     if not read:
         return ()
     strongest = max(citation.mass for citation in read)

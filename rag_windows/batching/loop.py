@@ -12,13 +12,13 @@ from weakref import WeakValueDictionary
 import torch
 
 from rag_windows.attention.layers import check_tables, table_limit
-from rag_windows.attention.layout import use_layout
-from rag_windows.batching.rows import BatchLayout, Plan, Row, RowCaches
+from rag_windows.batching.row import Row
 from rag_windows.cache.memory import compact
 from rag_windows.generate import Decoder
 from rag_windows.kv import Window
 from rag_windows.loading import input_device
 from rag_windows.prefill import PASS_TOKENS, Encoded, ModelEncoder, Prefill, ToEncode, WindowEncoder
+from rag_windows.steps.packed_rows import Plan, RowCaches, read_rows
 
 Key = tuple[Hashable, ...]
 
@@ -136,9 +136,9 @@ class BatchLoop:
     def __init__(self, encoder: WindowEncoder, decoder: Decoder) -> None:
         self.encoder = SharedEncoder(encoder)
         self._decoder = decoder
-        self._model = decoder.runner.model
-        self._device = input_device(self._model)
-        config = self._model.config.get_text_config(decoder=True)
+        model = decoder.runner.model
+        self._device = input_device(model)
+        config = model.config.get_text_config(decoder=True)
         self._table_limit = table_limit(config)
         self.rows: list[Row] = []
         self._caches = RowCaches()
@@ -175,7 +175,7 @@ class BatchLoop:
         now = self._plan
         lengths = [*self._caches.lengths]
         try:
-            logits, layout = self._pass(now)
+            logits, layout = read_rows(self._decoder.runner, now, self._caches, now.newest)
             largest = logits.argmax(dim=-1).tolist()
             now.keep(layout.recorded)
         except BaseException:
@@ -188,23 +188,6 @@ class BatchLoop:
         for row in ended:
             self.drop(row)
         return ended
-
-    def _pass(self, now: Plan[Row]) -> tuple[torch.Tensor, BatchLayout]:
-        """Logits of each row's next token (rows, vocabulary), fp32; what the pass recorded."""
-        self._caches.grow(now.lengths)
-        positions = torch.cat(
-            [torch.arange(row.position, row.position + len(row.fed)) for row in now.rows]
-        )
-        fed = torch.tensor([[token for row in now.rows for token in row.fed]])
-        layout = BatchLayout(self._decoder.runner.sliding_windows, now, self._caches, positions)
-        with use_layout(layout):
-            output = self._model(
-                fed.to(self._device),
-                position_ids=positions.unsqueeze(0).to(self._device),
-                use_cache=False,
-                logits_to_keep=now.newest,
-            )
-        return torch.as_tensor(output.logits)[0].float(), layout
 
     def drop(self, row: Row) -> None:
         """Let a row leave, whether it ended or not."""

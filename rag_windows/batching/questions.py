@@ -21,7 +21,7 @@ from transformers.generation import GenerateDecoderOnlyOutput
 from rag_windows.attention.layers import table_limit
 from rag_windows.batching.budget import Budget, Need, Read, need_of, to_encode
 from rag_windows.batching.loop import BatchLoop, SharedEncoder, shared_keys
-from rag_windows.batching.rows import Row, served
+from rag_windows.batching.row import Row, served
 from rag_windows.cache.encoder import CachedEncoder
 from rag_windows.cache.passage_cache import Size
 from rag_windows.engine import Engine, rest_of
@@ -52,6 +52,7 @@ class Question(Future[Generation]):
         prefill: gives what it reads; None before and afterwards.
         due: when a prefill that waits for others may go on; else 0.
         counts: of tokens and windows that were computed for it or found.
+        read: what its answer is written from, where passages are to be left out of it afterwards.
     """
 
     def __init__(
@@ -78,6 +79,7 @@ class Question(Future[Generation]):
         self.prefill: Prefill[EncodedContext] | None = None
         self.due = self.encoded_at = 0.0
         self.counts: dict[str, Any] = {}
+        self.read: EncodedContext | None = None
         self.pieces: Pieces | None = None
         self._on_text = on_text or _ignored
         self._on_reasoning = on_reasoning or _ignored
@@ -346,6 +348,7 @@ class Batch:
             "cached_windows": context.cached_windows,
             "chosen": context.chosen,
         }
+        question.read = None if request.removals is None else context
         prompt = len(context.prefix_ids) + len(query_ids)
         row = Row(
             self._engine.decoder,
@@ -408,11 +411,16 @@ class Batch:
     def _answer(self, row: Row, question: Question) -> Generation:
         if row.error is not None:
             raise row.error
-        request = question.request
+        request, ids, weights = question.request, row.tokens(), row.attention()
+        removal = None
+        if question.read is not None:
+            removal = self._engine.removal(request, question.read, ids, weights, question.stopped)
+            question.read = None
         generation = self._engine.generation(
             request,
-            row.tokens(),
-            row.attention(),
+            ids,
+            weights,
+            removal=removal,
             timings=Timings.of(request.started, question.encoded_at, question.first.seen_at),
             stopped_early=question.stopped.is_set(),
             raw=GenerateDecoderOnlyOutput(sequences=row.sequence),

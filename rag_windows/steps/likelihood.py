@@ -121,6 +121,7 @@ def joined(context: EncodedContext, chosen: Sequence[int], encoder: ModelEncoder
     """
     first, rest = context.each[chosen[0]], [context.each[index] for index in chosen[1:]]
     groups = [context.groups[index] for index in chosen]
+    separate = context.narrowed([first, *rest], groups)
     windows = [first]
     if rest:
         ids = [token for window in rest for token in window.ids]
@@ -132,6 +133,8 @@ def joined(context: EncodedContext, chosen: Sequence[int], encoder: ModelEncoder
         query_start=windows[-1].end,
         groups=tuple(groups),
         scores=(),
+        settled=True,
+        separate=separate,
     )
 
 
@@ -159,4 +162,4 @@ def read_likeliest(
     separate = any(context.each[index].start > len(context.prefix_ids) for index in order)
     if selection.reader.windowed or separate:
         return context.choosing(groups)
-    return replace(joined(context, order, encoder), chosen=tuple(order), settled=True)
+    return replace(joined(context, order, encoder), chosen=tuple(order))

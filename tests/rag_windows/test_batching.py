@@ -29,7 +29,7 @@ from rag_windows import (
 from rag_windows.batching.budget import Budget
 from rag_windows.batching.loop import BatchLoop
 from rag_windows.batching.questions import Batch, Question, checked
-from rag_windows.batching.rows import Row
+from rag_windows.batching.row import Row
 from rag_windows.batching.scheduler import MAX_EXCLUSIVE, Scheduler
 from rag_windows.kv import Window
 from rag_windows.prefill import ModelEncoder

@@ -1,0 +1,183 @@
+"""What an answer loses when a passage is left out of what was read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+from typing import cast
+
+import torch
+
+from rag_windows.kv import Members
+from rag_windows.loading import input_device
+from rag_windows.methods import Method
+from rag_windows.methods.combination import RowLogits
+from rag_windows.prefill import PASS_TOKENS, EncodedContext, ModelEncoder
+from rag_windows.steps.ensemble import MAX_LOGITS, EnsembleLayout, passes
+from rag_windows.steps.likelihood import joined
+from rag_windows.steps.packed_rows import FedRow, Plan, RowCaches, read_rows
+from rag_windows.steps.rows_cache import RowsCache
+
+
+@dataclass(frozen=True, slots=True)
+class Removal:
+    """Log-probabilities of an answer's tokens, in nats: (tokens,) fp32 each, on the CPU.
+
+    Attributes:
+        whole: behind all passages that were read.
+        without: by citation group: behind all of them but this one.
+        none: behind no passage.
+    """
+
+    whole: torch.Tensor
+    without: Mapping[int, torch.Tensor]
+    none: torch.Tensor
+
+    @property
+    def drops(self) -> dict[int, torch.Tensor]:
+        """By citation group, what each token loses without it."""
+        return {group: self.whole - left for group, left in self.without.items()}
+
+    @property
+    def gain(self) -> torch.Tensor:
+        """What each token gains by all passages together."""
+        return self.whole - self.none
+
+
+def refusal(method: Method) -> str | None:
+    """Why no passage can be left out of what a method has encoded; None if it can."""
+    if not method.windowed:
+        return "encodes each passage in sight of those before it"
+    if method.recompute is not None:
+        return "encodes tokens of a passage again in sight of the others"
+    if method.alignment != "left":
+        return "places a passage's window by the other passages"
+    selection = method.selection
+    if selection is not None and getattr(selection, "fusion", "concat") != "concat":
+        return "mixes the windows of several passages"
+    return None
+
+
+def without(context: EncodedContext, group: int, encoder: ModelEncoder) -> EncodedContext:
+    """The context of a query that reads the same passages but one.
+
+    Nothing is encoded again but where one prompt is read, of which the others are.
+    """
+    separate = context.separate or context
+    rest = [one for one in dict.fromkeys(separate.groups) if one != group]
+    if not rest:
+        return no_passage(context)
+    left = separate.choosing(rest)
+    if context.separate is None:
+        return left
+    return joined(left, range(len(left.each)), encoder)
+
+
+def no_passage(context: EncodedContext) -> EncodedContext:
+    """The context of a query that reads none of the passages."""
+    return EncodedContext(context.prefix_ids, None, context.method, len(context.prefix_ids))
+
+
+@torch.no_grad()
+def remove(
+    encoder: ModelEncoder,
+    context: EncodedContext,
+    query_ids: Sequence[int],
+    answer_ids: Sequence[int],
+    layout: Callable[[EncodedContext], EnsembleLayout],
+    groups: Sequence[int] | None = None,
+) -> Removal:
+    """How likely an answer of at least one token is behind a query, with and without passages.
+
+    Each is exactly what a new request gives that has only the passages that are left.
+
+    Args:
+        context: what the query reads, settled; see `EncodedContext`.
+        layout: gives that of an ensemble's queries against a context.
+        groups: citation groups to leave out, each by itself; None for all that were read.
+    """
+    groups = list(dict.fromkeys(context.groups) if groups is None else groups)
+    contexts = [context, *(without(context, group, encoder) for group in groups)]
+    contexts.append(no_passage(context))
+    found: dict[int, torch.Tensor] = {}
+    members = [i for i, one in enumerate(contexts) if isinstance(one.windows, Members)]
+    if members:
+        found |= _of_members(encoder, contexts, members, query_ids, answer_ids, layout)
+    rows = [
+        (i, FedRow(one, [*query_ids, *answer_ids[:-1]]))
+        for i, one in enumerate(contexts)
+        if i not in found
+    ]
+    for chunk in _chunks(encoder, rows, len(answer_ids)):
+        plan, last = Plan([row for _, row in chunk], 0), len(answer_ids)
+        wanted = (plan.newest.unsqueeze(1) + torch.arange(1 - last, 1)).flatten()
+        logits, _ = read_rows(encoder, plan, RowCaches(), wanted)
+        by_row = logits.unflatten(0, (len(chunk), last))
+        for (index, _), own in zip(chunk, by_row, strict=True):
+            found[index] = _chances(own, answer_ids)
+    whole, *left, none = (found[index] for index in range(len(contexts)))
+    return Removal(whole, dict(zip(groups, left, strict=True)), none)
+
+
+def _chunks(
+    encoder: ModelEncoder, rows: Sequence[tuple[int, FedRow]], answer: int
+) -> Iterator[list[tuple[int, FedRow]]]:
+    """As many rows in a pass as its tokens and logits allow, one at least."""
+    vocabulary = int(encoder.model.config.get_text_config(decoder=True).vocab_size)
+    most_tokens = PASS_TOKENS[input_device(encoder.model).type != "cpu"]
+    most_rows = max(1, MAX_LOGITS // (answer * vocabulary))
+    chunk: list[tuple[int, FedRow]] = []
+    tokens = 0
+    for one in rows:
+        tokens += len(one[1].fed)
+        if chunk and (tokens > most_tokens or len(chunk) == most_rows):
+            yield chunk
+            chunk, tokens = [], len(one[1].fed)
+        chunk.append(one)
+    if chunk:
+        yield chunk
+
+
+def _of_members(
+    encoder: ModelEncoder,
+    contexts: Sequence[EncodedContext],
+    members: Sequence[int],
+    query_ids: Sequence[int],
+    answer_ids: Sequence[int],
+    layout: Callable[[EncodedContext], EnsembleLayout],
+) -> dict[int, torch.Tensor]:
+    """The same where rows answer: those that are left are combined, and no row runs twice.
+
+    But for those whose query stands elsewhere, as it follows the longest window.
+    """
+    whole = contexts[0]
+    found: dict[int, torch.Tensor] = {}
+    ids = torch.tensor([[*query_ids, *answer_ids[:-1]]], device=input_device(encoder.model))
+    by_start = groupby(
+        sorted(members, key=lambda i: contexts[i].query_start), lambda i: contexts[i].query_start
+    )
+    for start, own in by_start:
+        moved, asked = replace(whole, query_start=start), [*own]
+        places = torch.arange(start, start + ids.shape[1], device=ids.device).unsqueeze(0)
+        parts: dict[int, list[torch.Tensor]] = {index: [] for index in asked}
+        memories: dict[int, dict[str, torch.Tensor]] = {index: {} for index in asked}
+        cache, done = cast(RowsCache, moved.new_cache()), 0
+        for one in passes(encoder.model, layout(moved), ids, places, cache, len(answer_ids)):
+            wanted = answer_ids[done : done + one.logits.shape[2]]
+            for index in asked:
+                windows, combination = contexts[index].windows, whole.method.combination
+                if not isinstance(windows, Members) or combination is None:
+                    continue
+                left = [i for i, group in enumerate(whole.groups) if group in windows.groups]
+                rows = RowLogits(one.logits[:, left], one.prior, windows.fixed, memories[index])
+                parts[index].append(_chances(combination.combine(rows)[0][0], wanted))
+            done += len(wanted)
+        found |= {index: torch.cat(parts[index]) for index in asked}
+    return found
+
+
+def _chances(logits: torch.Tensor, wanted: Sequence[int]) -> torch.Tensor:
+    """Log-probabilities (tokens,) of tokens by logits (tokens, vocabulary)."""
+    index = torch.tensor([*wanted], device=logits.device).unsqueeze(1)
+    return (logits.gather(1, index)[:, 0] - logits.logsumexp(dim=-1)).float().cpu()
