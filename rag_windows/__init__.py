@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from rag_windows.model import WindowedLM
     from rag_windows.passage import Passage, with_neighbours
     from rag_windows.request import BatchRequest
-    from rag_windows.results import Chunk, Citation, Fallback, Generation, Timings, Usage
+    from rag_windows.results import Chunk, Citation, Fallback, Generation, Statement, Timings, Usage
 
 __version__ = "0.1.0"
 
@@ -107,6 +107,7 @@ __all__ = [
     "Score",
     "Sequential",
     "Sink",
+    "Statement",
     "StructuredPrompting",
     "Timings",
     "ToolsUnsupportedError",

@@ -34,6 +34,7 @@ from rag_windows.attention.mirror import ModelMirror
 from rag_windows.cache.encoder import CachedEncoder
 from rag_windows.cache.fingerprint import ModelIdentity, TokenizerIdentity
 from rag_windows.cache.passage_cache import PassageCache
+from rag_windows.citations import TokenWeights, cited, is_supported, shares_of, statements
 from rag_windows.errors import (
     GenerationError,
     InputError,
@@ -60,7 +61,7 @@ from rag_windows.prefill import (
 )
 from rag_windows.prompt.answer_form import FORMS, with_form
 from rag_windows.prompt.builder import Header, Prompt
-from rag_windows.prompt.detokenize import Detokenizer, Pieces, cut
+from rag_windows.prompt.detokenize import Detokenizer, Pieces, TextStream, cut
 from rag_windows.prompt.reasoning import ReasoningFormat
 from rag_windows.request import (
     DEFAULT_NEW_TOKENS,
@@ -78,14 +79,12 @@ from rag_windows.request import (
 )
 from rag_windows.results import (
     Chunk,
-    Citation,
     Fallback,
     FinishReason,
     Generation,
+    Statement,
     Timings,
     Usage,
-    is_supported,
-    judged,
 )
 from rag_windows.sampling import (
     Cancelled,
@@ -425,7 +424,7 @@ class Engine:
         timings = Timings.of(request.started, encoded_at, first.seen_at)
         stopped_early = cancelled is not None and cancelled.is_set()
         found = [
-            (ids, decoded.weights(index) if request.citations else None)
+            (ids, decoded.token_weights(index) if request.citations else None)
             for index, ids in enumerate(decoded.sequences)
         ]
         results = [
@@ -452,7 +451,7 @@ class Engine:
         request: Request,
         context: EncodedContext,
         ids: Sequence[int],
-        weights: Sequence[float] | None,
+        weights: TokenWeights | None,
         cancelled: threading.Event | None = None,
     ) -> Removal | None:
         """What an answer loses without each passage, if that was asked for and there is any.
@@ -465,7 +464,8 @@ class Engine:
             return None
         groups = list(dict.fromkeys(context.groups))
         if asked.top is not None and weights is not None:
-            groups = sorted(groups, key=lambda group: -weights[group])[: asked.top]
+            masses = shares_of(weights)
+            groups = sorted(groups, key=lambda group: -masses[group])[: asked.top]
         return self.decoder.removal(context, request.parts.query_ids, ids, groups)
 
     def warm(
@@ -646,7 +646,7 @@ class Engine:
         self,
         request: Request,
         ids: Sequence[int],
-        weights: Sequence[float] | None,
+        weights: TokenWeights | None,
         *,
         timings: Timings,
         stopped_early: bool,
@@ -661,8 +661,8 @@ class Engine:
         """Put a result together.
 
         Args:
-            weights: attention of the citation groups, the prefix and the query, in this order; None
-                where it was not recorded.
+            weights: of each token, attention of the citation groups, the prefix and the query, in
+                this order; None where it was not recorded.
             chosen: which of the windows were read, where the method chose; None for all.
         """
         parts = request.parts
@@ -670,19 +670,12 @@ class Engine:
         tokens = (parts.prefix_ids, parts.query_ids, *(window.ids for window in parts.windows))
         citations = prefix_mass = query_mass = None
         if request.citations:
-            *groups, prefix_mass, query_mass = weights or (None, None)
-            groups += [0.0] * (len(request.passages) - len(groups))
-            citations = tuple(
-                Citation(number, passage.id, groups[number])
-                for number, passage in enumerate(request.passages)
-            )
-        if removal is not None and citations is not None:
-            drops = {group: float(drop.sum()) for group, drop in removal.drops.items()}
-            citations = judged(citations, drops, float(removal.gain.sum()))
+            citations, prefix_mass, query_mass = cited(request.passages, weights, removal)
         form = request.reasoning
         written, reasoning, text = self.divided(request, ids)
+        answer = cut(text, request.stop)
         return Generation(
-            text=cut(text, request.stop),
+            text=answer,
             token_ids=tuple(ids),
             finish_reason=self._finish_reason(request, ids, written, text, stopped_early),
             usage=Usage(
@@ -704,7 +697,26 @@ class Engine:
             raw=raw,
             reasoning=reasoning,
             supported=None if removal is None else is_supported(float(removal.gain.sum())),
+            statements=self._statements(request, ids, answer, weights, removal),
         )
+
+    def _statements(
+        self,
+        request: Request,
+        ids: Sequence[int],
+        answer: str,
+        weights: TokenWeights | None,
+        removal: Removal | None,
+    ) -> tuple[Statement, ...]:
+        """The sentences of an answer, and the passages that carried each of them."""
+        if weights is None or not request.citations:
+            return ()
+        form = request.reasoning
+        detokenizer, parts = (
+            (self.text.detokenizer, None) if form is None else (form.detokenizer, form.parts())
+        )
+        spans = TextStream(detokenizer, request.stop, parts).spans(ids)
+        return statements(answer, spans, request.passages, weights, removal)
 
     def divided(self, request: Request, ids: Sequence[int]) -> tuple[str, str, str]:
         """What the tokens of an answer spell: all of it, the reasoning, what is for the user."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -37,7 +37,7 @@ from rag_windows.sampling import (
 from rag_windows.steps.ensemble import EnsembleLayout, make_view
 from rag_windows.steps.likelihood import question_of, read_likeliest, rows_of
 from rag_windows.steps.query_attention import AttentionLayout, encode_again_for
-from rag_windows.steps.removal import Removal, remove
+from rag_windows.steps.removal import Removal, chances
 from rag_windows.steps.selection import select
 
 
@@ -64,6 +64,15 @@ class Decoded:
         first, rows = self.recorder.first_position, self.rows[index]
         positions = [*range(first, first + len(rows))]
         weights: list[float] = self.recorder.average(positions, rows).tolist()
+        return weights
+
+    def token_weights(self, index: int) -> list[list[float]] | None:
+        """The same of each token, in any unit that is one for all of them."""
+        if self.recorder is None or not self.rows[index]:
+            return None
+        first, rows = self.recorder.first_position, self.rows[index]
+        positions = [*range(first, first + len(rows))]
+        weights: list[list[float]] = self.recorder.of_tokens(positions, rows).tolist()
         return weights
 
 
@@ -153,6 +162,22 @@ class Decoder:
         check_tables(self._table_limit, context.query_start + len(query_ids))
         return encode_again_for(context, query_ids, self.runner, attention)
 
+    def chances(
+        self,
+        context: EncodedContext,
+        query_ids: Sequence[int],
+        answer_ids: Sequence[int],
+        left_out: Sequence[Collection[int]],
+    ) -> list[torch.Tensor]:
+        """How likely an answer is when some passages are left out; see `removal.chances`."""
+        self.follow()
+        check_tables(self._table_limit, context.query_start + len(query_ids) + len(answer_ids))
+
+        def layout(one: EncodedContext) -> EnsembleLayout:
+            return cast(EnsembleLayout, self.layout(one))
+
+        return chances(self.runner, context, query_ids, answer_ids, layout, left_out)
+
     def removal(
         self,
         context: EncodedContext,
@@ -160,14 +185,12 @@ class Decoder:
         answer_ids: Sequence[int],
         groups: Sequence[int] | None = None,
     ) -> Removal:
-        """What an answer loses when each of some passages is left out; see `removal.remove`."""
-        self.follow()
-        check_tables(self._table_limit, context.query_start + len(query_ids) + len(answer_ids))
-
-        def layout(one: EncodedContext) -> EnsembleLayout:
-            return cast(EnsembleLayout, self.layout(one))
-
-        return remove(self.runner, context, query_ids, answer_ids, layout, groups)
+        """What an answer loses without each passage, named by citation group; None for all."""
+        read = list(dict.fromkeys(context.groups))
+        groups = read if groups is None else list(groups)
+        asked = [(), *((group,) for group in groups), read]
+        whole, *left, none = self.chances(context, query_ids, answer_ids, asked)
+        return Removal(whole, dict(zip(groups, left, strict=True)), none)
 
     def _check_layers(self, context: EncodedContext) -> None:
         """Refuse another model's keys and values: layers beyond ours would never be read."""

@@ -180,6 +180,15 @@ def check_removals(removals: Removals | None, method: Method) -> None:
         )
 
 
+def check_citations(citations: bool | str, method: Method) -> None:
+    """Refuse a value of ``citations``, or one that a method can't serve.
+
+    Raises:
+        InputError: saying what to use.
+    """
+    check_removals(Removals.of(citations), method)
+
+
 def in_order(method: Method) -> bool:
     """Whether passages stand one after the other, so that all of them share the positions."""
     return not method.windowed or method.alignment == "in order"

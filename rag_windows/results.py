@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from rag_windows.passage import Note, WindowTokens
@@ -122,7 +122,8 @@ class Citation:
         drop: what the answer's log-probability loses, in nats, when this passage alone is left out
             of what was read; 0 for one that was not read. None without ``citations="removal"``, and
             for a passage beyond its ``top``.
-        supports: whether the answer rests on the passage by its ``drop``; see `judged`.
+        supports: whether the answer rests on the passage by its ``drop``; "unsure" where several
+            passages say the same, so that none is missed alone.
     """
 
     passage: int
@@ -130,6 +131,24 @@ class Citation:
     mass: float
     drop: float | None = None
     supports: Support | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Statement:
+    """One sentence of an answer, an entry of a list, or a block of code.
+
+    Attributes:
+        start: place of its first character in the text.
+        end: place behind its last one.
+        text: the sentence.
+        citations: of the passages that carried it (see `rag_windows.integration.carried`), the
+            strongest first; ``mass`` and ``drop`` are those of its own tokens.
+    """
+
+    start: int
+    end: int
+    text: str
+    citations: tuple[Citation, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,8 +176,10 @@ class Generation:
         alternatives: the further answers of ``num_return_sequences``.
         reasoning: what the model wrote for itself before the answer, without its markers; empty
             where it did not, or where the chat template has no markers for it.
-        supported: whether the passages make the answer likelier than none does, by more than
-            `SUPPORT_NATS`; None without ``citations="removal"``.
+        supported: whether the passages together make the answer likelier than none does; None
+            without ``citations="removal"``.
+        statements: the sentences of the text with the passages that carried each of them; empty
+            where nothing was measured.
         raw: what ``transformers`` returned (scores, logits and hidden states if requested).
     """
 
@@ -178,6 +199,7 @@ class Generation:
     raw: Any = field(default=None, repr=False, compare=False)
     reasoning: str = ""
     supported: bool | None = None
+    statements: tuple[Statement, ...] = field(default=(), repr=False)
 
     @property
     def cited(self) -> tuple[Citation, ...]:
@@ -203,43 +225,6 @@ class Chunk:
     reasoning: str = ""
 
 
-SUPPORT_NATS = 2.0
-"""An answer rests on what makes it likelier by so many nats; benchmarks/results/citations.md."""
-
-
-def is_supported(gain: float) -> bool:
-    """Whether an answer rests on passages that raise its log-probability by so much, in nats."""
-    return gain >= SUPPORT_NATS
-
-
-def judged(
-    citations: Iterable[Citation], drops: Mapping[int, float], gain: float
-) -> tuple[Citation, ...]:
-    """Citations with what the answer loses without each passage, and what follows from it.
-
-    "yes" from `SUPPORT_NATS` on. If no passage reaches that, although all together do, several of
-    them say the same: those that got as much attention as `carried` asks for are "unsure".
-
-    Args:
-        citations: one for each passage.
-        drops: in nats, of the passages that were left out.
-        gain: what the answer gains by all passages together, in nats.
-    """
-    given = tuple(citations)
-    supported = is_supported(gain)
-    shared = supported and not any(drop >= SUPPORT_NATS for drop in drops.values())
-    close = {one.passage for one in by_mass(given)} if shared else set()
-
-    def of(one: Citation) -> Citation:
-        drop = drops.get(one.passage, None if one.mass > 0 else 0.0)
-        if drop is None:
-            return one
-        supports: Support = "yes" if supported and drop >= SUPPORT_NATS else "no"
-        return replace(one, drop=drop, supports="unsure" if one.passage in close else supports)
-
-    return tuple(map(of, given))
-
-
 SHARE_OF_STRONGEST = 0.5
 """A passage is cited with at least this share of the strongest passage's attention mass."""
 
@@ -250,12 +235,12 @@ _ROUNDING = 1e-6
 def carried(citations: Iterable[Citation] | None) -> tuple[Citation, ...]:
     """The passages that carried an answer: by removal where that was asked for, else by attention.
 
-    By removal they are those that support it, or may, where several are alike; see `judged`. By
-    attention, a passage is one of them if its attention mass is at least `SHARE_OF_STRONGEST` of
-    the strongest passage's, and not below the mean of the passages read. The rule is our own. It
-    names one passage where one stands out, several where they share the attention, and all where
-    they got equal attention. It shows what the model looked at; it does not prove what the answer
-    is based on.
+    By removal they are those that support it, or may, where several are alike. By attention, a
+    passage is one of them if its attention mass is at least `SHARE_OF_STRONGEST` of the strongest
+    passage's, and not below the mean of the passages read. The rule is our own. It names one
+    passage where one stands out, several where they share the attention, and all where they got
+    equal attention. It shows what the model looked at; it does not prove what the answer is based
+    on.
 
     Args:
         citations: the citations of a `Generation`; None where they were switched off.

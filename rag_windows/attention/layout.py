@@ -137,12 +137,17 @@ class WeightRecorder:
 
     def average(self, positions: Sequence[int], batch_rows: Sequence[int]) -> torch.Tensor:
         """Mean over layers and (position, batch row) pairs: (groups + 2,) fp32, summing to 1."""
+        mean = self.of_tokens(positions, batch_rows).mean(dim=0)
+        return mean / mean.sum()
+
+    def of_tokens(self, positions: Sequence[int], batch_rows: Sequence[int]) -> torch.Tensor:
+        """Sums over layers of (position, batch row) pairs: (pairs, groups + 2) fp32, on the CPU."""
         self.settle()
         pairs = zip(positions, batch_rows, strict=True)
-        mean = torch.stack([self.sums[at][:, row] for at, row in pairs]).mean(dim=0).float().cpu()
+        sums = torch.stack([self.sums[at][:, row] for at, row in pairs]).float().cpu()
         if self.span_groups is not None:
-            mean = torch.cat([mean[:-2] @ self.span_groups, mean[-2:]])
-        return mean / mean.sum()
+            sums = torch.cat([sums[:, :-2] @ self.span_groups, sums[:, -2:]], dim=1)
+        return sums
 
 
 class LazyParts(dict[int, Sequence[Part]]):

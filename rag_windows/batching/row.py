@@ -153,16 +153,14 @@ class Row(FedRow):
         end = next((i + 1 for i, token in enumerate(ids) if token in self._ends), len(ids))
         return ids[:end]
 
-    def attention(self) -> list[float] | None:
-        """Attention of the citation groups, the prefix and the row's own tokens, summing to one.
+    def attention(self) -> list[list[float]] | None:
+        """Of each token, attention of the citation groups, the prefix and the row's own tokens.
 
-        None if it was not recorded.
+        None if it was not recorded. Only shares mean something.
         """
-        if not self.cited or self._span_groups is None:
+        if not self.cited or self._span_groups is None or not self.weights:
             return None
-        *spans, prefix, query = self.weights
-        weights = torch.tensor(spans, dtype=torch.float32)
-        groups: list[float] = (weights @ self._span_groups).tolist()
-        whole = [*groups, prefix, query]
-        total = sum(whole)
-        return [weight / total for weight in whole]
+        sums = torch.tensor(self.weights, dtype=torch.float32)
+        whole = torch.cat([sums[:, :-2] @ self._span_groups, sums[:, -2:]], dim=1)
+        weights: list[list[float]] = whole.tolist()
+        return weights

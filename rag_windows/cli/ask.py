@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json as json_format
+import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, nullcontext, suppress
@@ -22,13 +23,19 @@ from rag_windows.samples import samples_path
 from rag_windows.visible_text import encodable, one_line, visible
 
 if TYPE_CHECKING:
-    from rag_windows import Generation, Usage, WindowedLM
+    from rag_windows import Citation, Generation, Usage, WindowedLM
     from rag_windows_retrievers import BM25Retriever
 
 
 _HELP = "/clear starts a new conversation, /exit or Ctrl-D ends the chat."
 _NAME, _BAR, _TEXTS_FROM = 32, 16, 72
 """Widths in characters: of names and bars, and of terminals that have width for texts and bars."""
+
+
+def _citations(value: str) -> str:
+    if not re.fullmatch(r"attention|removal(:top=[1-9]\d*)?", value):
+        raise typer.BadParameter(f"{value!r} must be attention, removal, or such as removal:top=4")
+    return value
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +57,15 @@ class AnswerOptions:
             None, "Read the passages one after the other where windows are likely to answer worse."
         ),
     ] = None
+    citations: Annotated[
+        str,
+        option(
+            "KIND",
+            "What shows the sources: attention, or removal, which leaves each passage out and says "
+            "what the answer loses; removal:top=4 leaves out the four with most attention.",
+            callback=_citations,
+        ),
+    ] = "attention"
     json: options.Json = False
 
 
@@ -155,6 +171,7 @@ def _reply(
         "link_tokens": asked.link_tokens,
         "link_choose": asked.link_choose,
         "fallback": asked.fallback,
+        "citations": asked.citations == "attention" or asked.citations,
         **sampling_options(asked.temperature),
     }
     method = linked(lm.method, asked.link_tokens).name
@@ -184,8 +201,8 @@ def _reply(
         )
     notes = list(_notes(generation, passages, asked.max_new_tokens))
     usage, timings, fallback = generation.usage, generation.timings, generation.fallback
-    found = {one.passage: one.mass for one in generation.citations or ()}
-    weights = [found.get(index) for index in range(len(passages))]
+    found = {one.passage: one for one in generation.citations or ()}
+    citations = [found.get(index) for index in range(len(passages))]
     if asked.json:
         counts = ("prompt_tokens", "cached_tokens", "completion_tokens")
         fields = ("id", "title", "text", "score")
@@ -193,9 +210,16 @@ def _reply(
             {
                 "answer": generation.text,
                 "passages": [
-                    {**{field: getattr(one, field) for field in fields}, "mass": weight}
-                    for one, weight in zip(passages, weights, strict=True)
+                    {
+                        **{field: getattr(one, field) for field in fields},
+                        "mass": None if cited is None else cited.mass,
+                        "drop": None if cited is None else cited.drop,
+                        "supports": None if cited is None else cited.supports,
+                    }
+                    for one, cited in zip(passages, citations, strict=True)
                 ],
+                "supported": generation.supported,
+                "statements": [asdict(one) for one in generation.statements],
                 "usage": {count: getattr(usage, count) for count in counts},
                 "timings": asdict(timings),
                 "method": method,
@@ -209,7 +233,7 @@ def _reply(
         render.show_notes(notes, as_json=True)
         return
     print("\n")
-    _show_passages(passages, weights)
+    _show_passages(passages, citations)
     render.show_notes(notes, as_json=False)
     render.show(
         f"{name}, {method}: {_encoded(usage)} in {timings.encode_s:.2f} s, first token "
@@ -228,19 +252,26 @@ def _encoded(usage: Usage) -> str:
     return f"windows: {', '.join(shown)}," if shown else "nothing to encode"
 
 
-def _show_passages(passages: Sequence[Passage], weights: Sequence[float | None]) -> None:
-    """Print passages with their attention; on a wide terminal their texts and bars, too."""
+def _show_passages(passages: Sequence[Passage], citations: Sequence[Citation | None]) -> None:
+    """Print passages with their attention; on a wide terminal their texts and bars, too.
+
+    Where passages were left out, a last column says what the answer loses without each of them.
+    """
     if not passages:
         return
     out = render.console()
     wide = out.width >= _TEXTS_FROM
-    width = _NAME if wide else out.width - len("00  ") - len("  00.0%")
+    drops = any(one is not None and one.drop is not None for one in citations)
+    proof = [Column(justify="right", no_wrap=True)] if drops else []
+    width = out.width - len("00  ") - len("  00.0%") - (len("  unsure, -00.0 nats") if drops else 0)
+    width = _NAME if wide else max(width, 8)
     text, bar = Column(ratio=1, no_wrap=True, overflow="crop"), Column(width=_BAR)
     name, share = Column(no_wrap=True, overflow="crop"), Column(justify="right", no_wrap=True)
-    table = render.plain_table("", name, *((text, bar) if wide else ()), share)
+    table = render.plain_table("", name, *((text, bar) if wide else ()), share, *proof)
     table.show_header, table.expand = False, wide
     utf = out.encoding.lower().startswith("utf")
-    for number, (passage, weight) in enumerate(zip(passages, weights, strict=True), 1):
+    for number, (passage, cited) in enumerate(zip(passages, citations, strict=True), 1):
+        weight = None if cited is None else cited.mass
         shown = one_line(passage.id or passage.title or "-")
         cells = [str(number), _shortened(shown, width, "…" if utf else "...")]
         if wide:
@@ -248,8 +279,19 @@ def _show_passages(passages: Sequence[Passage], weights: Sequence[float | None])
             about = one_line(" ".join(one for one in (passage.title, place) if one))
             cells.append(": ".join(one for one in (about, one_line(passage.text[:400])) if one))
             cells.append(_bar(weight or 0.0, utf=utf))
-        table.add_row(*cells, "" if weight is None else f"{weight:.1%}")
+        table.add_row(*cells, "" if weight is None else f"{weight:.1%}", *[_proof(cited)] * drops)
     out.print(table)
+
+
+_SUPPORTS = {"yes": "supports", "no": "", "unsure": "unsure"}
+
+
+def _proof(citation: Citation | None) -> str:
+    """What the answer loses without a passage, and what that says."""
+    if citation is None or not citation.drop or citation.supports is None:
+        return ""
+    loss = f"{-citation.drop:+.1f} nats"
+    return ", ".join(filter(None, (_SUPPORTS[citation.supports], loss)))
 
 
 def _bar(share: float, *, utf: bool) -> str:
@@ -289,6 +331,8 @@ def _notes(generation: Generation, passages: Sequence[Passage], limit: int) -> I
             yield f"{name} is a later chunk of its document, and was encoded without those before."
         else:
             yield f"{name} holds no text that the model can read and was left out."
+    if generation.supported is False:
+        yield "No passage supports the answer: it is as likely without them. It may be made up."
     if generation.fallback is not None:
         yield f"Guard ({generation.fallback.signal}): {generation.fallback.message}"
     if generation.finish_reason == "length":

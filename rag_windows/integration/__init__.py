@@ -74,7 +74,7 @@ from rag_windows.prompt.conversation import (
 from rag_windows.prompt.detokenize import Detokenizer
 from rag_windows.prompt.tokenizing import Boundary, Piece
 from rag_windows.prompt.tools import AnswerReader, ToolAnswer, ToolFormat
-from rag_windows.request import PassageLike, labels_of
+from rag_windows.request import PassageLike, check_citations, labels_of
 from rag_windows.results import Generation, carried
 from rag_windows.sampling import Penalties, sampling_options, whole_number
 from rag_windows.visible_text import one_line
@@ -100,6 +100,7 @@ __all__ = [
     "answer_record",
     "call_entry",
     "carried",
+    "check_citations",
     "check_schema",
     "chunk_metadata",
     "describe",
@@ -414,6 +415,9 @@ def answer_record(generation: Generation) -> dict[str, Any]:
             and its tokens.
         fallback: None, or what the guard found: where it was ``taken``, passages were read one
             after the other.
+        supported: see `Generation`.
+        statements: of each sentence where it starts and ends, its text, and its citations: the
+            passage's number, mass, drop and supports.
     """
     fallback = generation.fallback
     span = ("passage", "part", "parts", "start", "end")
@@ -425,6 +429,8 @@ def answer_record(generation: Generation) -> dict[str, Any]:
             for window in generation.windows
         ],
         "fallback": None if fallback is None else fallback.as_dict(),
+        "supported": generation.supported,
+        "statements": [asdict(one) for one in generation.statements],
     }
 
 

@@ -242,6 +242,17 @@ class TextStream:
         self.stopped = self._cut or (bool(self._stop) and self._stops_openly())
         return text
 
+    def spans(self, ids: Sequence[int]) -> list[tuple[int, int]]:
+        """Where in the text for the user each token's part begins and ends.
+
+        A token whose text is settled with a later one has none; that one has both parts.
+        """
+        found, end = [], 0
+        for id_ in ids:
+            start, end = end, end + len(self.feed([id_]))
+            found.append((start, end))
+        return found
+
     def _take(self, id_: int) -> str:
         """`feed` for one token."""
         if self._cut or not (settled := self._settle(id_)):

@@ -35,8 +35,8 @@ class FedRow:
         windows: what it reads, each window once; None where there are none.
         fed: tokens that the next forward pass takes: at first the whole query.
         position: of the first of those.
-        weights: attention weights of each span, of the prefix and of the row's own tokens, summed
-            over what was recorded; only their shares mean something.
+        weights: of each token that was recorded, attention weights of each span, of the prefix and
+            of the row's own tokens; only their shares mean something.
     """
 
     cited = False
@@ -52,8 +52,8 @@ class FedRow:
         self.position = context.query_start if windowed else 0
         self.temperature, self.slope, self.shift = method.temperature, method.slope, method.shift
         self.query_bias = query_bias(method, len(context.each)) if windowed else 0.0
-        spans = 0 if self.windows is None else len(self.windows.spans)
-        self.weights = [0.0] * (spans + 2)
+        self.spans = 0 if self.windows is None else len(self.windows.spans)
+        self.weights: list[list[float]] = []
 
 
 FIRST_CAPACITY = 64
@@ -150,7 +150,8 @@ class Plan(Generic[AnyRow]):
         segments = [*self._windows(), *self._prefixes()]
         self._wanted.append(self.newest[[row.cited for row in rows]])
         self.encoded = [Segments(segments, self._tokens, static=True)] if segments else []
-        self._recorded: dict[Role, torch.Tensor] = {}
+        # Of each pass since the last `flush`.
+        self._recorded: dict[Role, list[torch.Tensor]] = {}
 
     def of_cited(self, layers: Sequence[Weights]) -> list[SegmentWeights]:
         """The attention weights of the tokens that predict an answer's next one."""
@@ -166,22 +167,29 @@ class Plan(Generic[AnyRow]):
 
     def keep(self, recorded: Sequence[Sequence[SegmentWeights]]) -> None:
         """Add a pass's attention weights, as `of_cited` gives them, once it is done."""
+        whole: dict[Role, torch.Tensor] = {}
         for segments in recorded:
             by_role: dict[Role, list[torch.Tensor]] = {}
             for one in segments:
                 by_role.setdefault(one.role, []).append(one.summed().flatten())
             for role, weights in by_role.items():
                 sums = torch.cat(weights)
-                if role in self._recorded:
-                    sums = sums.to(self._recorded[role].device) + self._recorded[role]
-                self._recorded[role] = sums
+                whole[role] = sums.to(whole[role].device) + whole[role] if role in whole else sums
+        for role, sums in whole.items():
+            self._recorded.setdefault(role, []).append(sums)
 
     def flush(self) -> None:
         """Hand the attention weights to the rows, once."""
         recorded, self._recorded = self._recorded, {}
+        tokens = len(next(iter(recorded.values()), ()))
+        before = {row: len(row.weights) for row in self.rows if row.cited}
+        for row in before:
+            row.weights += [[0.0] * (row.spans + 2) for _ in range(tokens)]
         for role, sums in recorded.items():
-            for (row, of), weight in zip(self._cited[role], sums.tolist(), strict=True):
-                row.weights[of] += weight
+            columns = torch.stack(sums).T.tolist()
+            for (row, of), weights in zip(self._cited[role], columns, strict=True):
+                for token, weight in enumerate(weights, start=before[row]):
+                    row.weights[token][of] += weight
 
     def _of_tokens(self, numbers: Sequence[float], usual: float) -> float | torch.Tensor:
         """A number for all tokens, or (tokens, 1) fp32."""

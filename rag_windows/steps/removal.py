@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
 from typing import cast
 
 import torch
@@ -12,7 +11,7 @@ import torch
 from rag_windows.kv import Members
 from rag_windows.loading import input_device
 from rag_windows.methods import Method
-from rag_windows.methods.combination import RowLogits
+from rag_windows.methods.combination import Combination, RowLogits
 from rag_windows.prefill import PASS_TOKENS, EncodedContext, ModelEncoder
 from rag_windows.steps.ensemble import MAX_LOGITS, EnsembleLayout, passes
 from rag_windows.steps.likelihood import joined
@@ -59,55 +58,56 @@ def refusal(method: Method) -> str | None:
     return None
 
 
-def without(context: EncodedContext, group: int, encoder: ModelEncoder) -> EncodedContext:
-    """The context of a query that reads the same passages but one.
+def without(
+    context: EncodedContext, groups: Collection[int], encoder: ModelEncoder
+) -> EncodedContext:
+    """The context of a query that reads the same passages but some, named by citation group.
 
     Nothing is encoded again but where one prompt is read, of which the others are.
     """
+    if not groups:
+        return context
     separate = context.separate or context
-    rest = [one for one in dict.fromkeys(separate.groups) if one != group]
+    rest = [one for one in dict.fromkeys(separate.groups) if one not in groups]
     if not rest:
-        return no_passage(context)
+        return EncodedContext(context.prefix_ids, None, context.method, len(context.prefix_ids))
     left = separate.choosing(rest)
     if context.separate is None:
         return left
     return joined(left, range(len(left.each)), encoder)
 
 
-def no_passage(context: EncodedContext) -> EncodedContext:
-    """The context of a query that reads none of the passages."""
-    return EncodedContext(context.prefix_ids, None, context.method, len(context.prefix_ids))
-
-
 @torch.no_grad()
-def remove(
+def chances(
     encoder: ModelEncoder,
     context: EncodedContext,
     query_ids: Sequence[int],
     answer_ids: Sequence[int],
     layout: Callable[[EncodedContext], EnsembleLayout],
-    groups: Sequence[int] | None = None,
-) -> Removal:
-    """How likely an answer of at least one token is behind a query, with and without passages.
+    left_out: Sequence[Collection[int]],
+) -> list[torch.Tensor]:
+    """How likely an answer of at least one token is behind a query without some passages.
 
     Each is exactly what a new request gives that has only the passages that are left.
 
     Args:
         context: what the query reads, settled; see `EncodedContext`.
         layout: gives that of an ensemble's queries against a context.
-        groups: citation groups to leave out, each by itself; None for all that were read.
+        left_out: citation groups that are left out, each time.
+
+    Returns:
+        For each of these, (tokens,) fp32 log-probabilities in nats, on the CPU.
     """
-    groups = list(dict.fromkeys(context.groups) if groups is None else groups)
-    contexts = [context, *(without(context, group, encoder) for group in groups)]
-    contexts.append(no_passage(context))
+    contexts = [without(context, groups, encoder) for groups in left_out]
     found: dict[int, torch.Tensor] = {}
     members = [i for i, one in enumerate(contexts) if isinstance(one.windows, Members)]
     if members:
-        found |= _of_members(encoder, contexts, members, query_ids, answer_ids, layout)
+        asked = {index: contexts[index] for index in members}
+        found |= _of_members(encoder, context, asked, query_ids, answer_ids, layout)
     rows = [
-        (i, FedRow(one, [*query_ids, *answer_ids[:-1]]))
-        for i, one in enumerate(contexts)
-        if i not in found
+        (index, FedRow(one, [*query_ids, *answer_ids[:-1]]))
+        for index, one in enumerate(contexts)
+        if index not in found
     ]
     for chunk in _chunks(encoder, rows, len(answer_ids)):
         plan, last = Plan([row for _, row in chunk], 0), len(answer_ids)
@@ -116,8 +116,7 @@ def remove(
         by_row = logits.unflatten(0, (len(chunk), last))
         for (index, _), own in zip(chunk, by_row, strict=True):
             found[index] = _chances(own, answer_ids)
-    whole, *left, none = (found[index] for index in range(len(contexts)))
-    return Removal(whole, dict(zip(groups, left, strict=True)), none)
+    return [found[index] for index in range(len(contexts))]
 
 
 def _chunks(
@@ -141,8 +140,8 @@ def _chunks(
 
 def _of_members(
     encoder: ModelEncoder,
-    contexts: Sequence[EncodedContext],
-    members: Sequence[int],
+    whole: EncodedContext,
+    contexts: Mapping[int, EncodedContext],
     query_ids: Sequence[int],
     answer_ids: Sequence[int],
     layout: Callable[[EncodedContext], EnsembleLayout],
@@ -151,29 +150,26 @@ def _of_members(
 
     But for those whose query stands elsewhere, as it follows the longest window.
     """
-    whole = contexts[0]
+    combination = whole.method.combination
     found: dict[int, torch.Tensor] = {}
     ids = torch.tensor([[*query_ids, *answer_ids[:-1]]], device=input_device(encoder.model))
-    by_start = groupby(
-        sorted(members, key=lambda i: contexts[i].query_start), lambda i: contexts[i].query_start
-    )
-    for start, own in by_start:
-        moved, asked = replace(whole, query_start=start), [*own]
+    for start in sorted({one.query_start for one in contexts.values()}):
+        moved = replace(whole, query_start=start)
+        own = {index: one for index, one in contexts.items() if one.query_start == start}
         places = torch.arange(start, start + ids.shape[1], device=ids.device).unsqueeze(0)
-        parts: dict[int, list[torch.Tensor]] = {index: [] for index in asked}
-        memories: dict[int, dict[str, torch.Tensor]] = {index: {} for index in asked}
+        parts: dict[int, list[torch.Tensor]] = {index: [] for index in own}
+        memories: dict[int, dict[str, torch.Tensor]] = {index: {} for index in own}
         cache, done = cast(RowsCache, moved.new_cache()), 0
         for one in passes(encoder.model, layout(moved), ids, places, cache, len(answer_ids)):
             wanted = answer_ids[done : done + one.logits.shape[2]]
-            for index in asked:
-                windows, combination = contexts[index].windows, whole.method.combination
-                if not isinstance(windows, Members) or combination is None:
-                    continue
-                left = [i for i, group in enumerate(whole.groups) if group in windows.groups]
-                rows = RowLogits(one.logits[:, left], one.prior, windows.fixed, memories[index])
-                parts[index].append(_chances(combination.combine(rows)[0][0], wanted))
+            for index, left in own.items():
+                kept = [i for i, group in enumerate(whole.groups) if group in left.groups]
+                fixed = cast(Members, left.windows).fixed
+                rows = RowLogits(one.logits[:, kept], one.prior, fixed, memories[index])
+                combined = cast(Combination, combination).combine(rows)[0]
+                parts[index].append(_chances(combined[0], wanted))
             done += len(wanted)
-        found |= {index: torch.cat(parts[index]) for index in asked}
+        found |= {index: torch.cat(made) for index, made in parts.items()}
     return found
 
 

@@ -264,12 +264,14 @@ def response_metadata(call: ModelCall, generation: Generation) -> dict[str, Any]
     """What else is known of an answer, in values that JSON holds.
 
     ``citations`` has one entry a document, in the order given: its place (``index``), ``id``,
-    ``title`` and ``metadata``, its share of the attention (``mass``), and whether it carried the
-    answer (``cited``, see `rag_windows.integration.carried`); those that did come with their
-    ``text``. The rest is as `rag_windows.integration.answer_record` has it.
+    ``title`` and ``metadata``, its share of the attention (``mass``), what the answer loses without
+    it (``drop`` and ``supports``, with ``citations="removal"``), and whether it carried the answer
+    (``cited``, see `rag_windows.integration.carried`); those that carried it, or a sentence of it,
+    come with their ``text``. The rest is as `rag_windows.integration.answer_record` has it.
     """
     passages = cast(Sequence[Passage], call.passages)
     cited = {citation.passage for citation in carried(generation.citations)}
+    named = cited.union(one.passage for said in generation.statements for one in said.citations)
     entries: list[dict[str, Any]] = []
     for citation in generation.citations or ():
         passage = passages[citation.passage]
@@ -280,8 +282,10 @@ def response_metadata(call: ModelCall, generation: Generation) -> dict[str, Any]
                 "title": passage.title,
                 "metadata": {str(name): plain(value) for name, value in passage.metadata.items()},
                 "mass": citation.mass,
+                "drop": citation.drop,
+                "supports": citation.supports,
                 "cited": citation.passage in cited,
-                **({"text": passage.text} if citation.passage in cited else {}),
+                **({"text": passage.text} if citation.passage in named else {}),
             }
         )
     metadata = {
@@ -340,9 +344,8 @@ def translate_content(message: AIMessage) -> list[types.ContentBlock]:
     ended = not isinstance(message, AIMessageChunk) or message.chunk_position == "last"
     if reasoning := message.additional_kwargs.get("reasoning_content"):
         blocks.append({"type": "reasoning", "reasoning": reasoning})
-    cited = [entry for entry in metadata.get("citations", ()) if entry["cited"]]
-    if message.content or cited:
-        notes = [_citation(entry, metadata["length"]) for entry in cited]
+    notes = _annotations(metadata)
+    if message.content or notes:
         text = {"type": "text", "text": message.content}
         blocks.append({**text, "annotations": notes} if notes else text)
     if ended:
@@ -351,16 +354,30 @@ def translate_content(message: AIMessage) -> list[types.ContentBlock]:
     return blocks
 
 
-def _citation(entry: dict[str, Any], length: int) -> dict[str, Any]:
-    """A citation as annotation: of the whole text, as attention is averaged over its tokens."""
+def _annotations(metadata: dict[str, Any]) -> list[dict[str, Any]]:
+    """Of each sentence the passages that carried it; of the whole text, where there are none."""
+    entries, statements = metadata.get("citations", ()), metadata.get("statements", ())
+    if not statements:
+        return [_citation(one, 0, metadata["length"]) for one in entries if one["cited"]]
+    return [
+        _citation({**entries[one["passage"]], **one}, said["start"], said["end"])
+        for said in statements
+        for one in said["citations"]
+    ]
+
+
+def _citation(entry: dict[str, Any], start: int, end: int) -> dict[str, Any]:
+    """A citation as annotation of a stretch of the text."""
     source = entry["metadata"].get("url") or entry["metadata"].get("source")
     linked = isinstance(source, str) and source.startswith(("https://", "http://"))
     return {
         "type": "citation",
-        "start_index": 0,
-        "end_index": length,
+        "start_index": start,
+        "end_index": end,
         "cited_text": entry["text"],
-        "extras": {key: entry[key] for key in ("index", "id", "metadata", "mass")},
+        "extras": {
+            key: entry[key] for key in ("index", "id", "metadata", "mass", "drop", "supports")
+        },
         **({} if entry["title"] is None else {"title": entry["title"]}),
         **({"url": source} if linked else {}),
     }

@@ -101,9 +101,11 @@ class ServedAnswer:
         generation: usage, timings, notes.
         citations: of each passage ``index``, ``id``, ``title``, ``place`` (in its document: page,
             section, part; or None), ``weight`` (its share of the
-            attention) and whether it ``carried`` the answer; of those that the server retrieved
-            ``text`` and ``score``, too, of others the ``metadata`` that came with them.
-        annotations: of those that carried it, ``url``, ``title``, ``start_index``, ``end_index``.
+            attention) and whether it ``carried`` the answer, by removal ``drop`` and ``supports``;
+            of those that the server retrieved ``text`` and ``score``, too, of others the
+            ``metadata`` that came with them.
+        annotations: of each sentence those that carried it: ``url``, ``title``, ``start_index``,
+            ``end_index``.
         rag: method, timings, notes, windows, fallback.
         logprobs: of each token, in the form of chat completions; None unless they were asked for.
     """
@@ -475,7 +477,8 @@ def _answered(
     made = found.calls if call.parallel else found.calls[:1]
     text = found.text + "".join(one.text for one in found.broken)
     finish: FinishReason = "length" if generation.finish_reason == "length" else "stop"
-    citations, annotations = _citations(call, asked, generation, before + len(text))
+    whole = not found.calls and before + len(text) == len(generation.text)
+    citations, annotations = _citations(call, asked, generation, before + len(text), whole=whole)
     return ServedAnswer(
         index=index,
         text=text,
@@ -493,7 +496,7 @@ def _answered(
 
 
 def _citations(
-    call: ModelCall, asked: ServerRequest, generation: Generation, length: int
+    call: ModelCall, asked: ServerRequest, generation: Generation, length: int, *, whole: bool
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     strongest = [one.passage for one in carried(generation.citations)]
     citations, annotations = [], {}
@@ -507,6 +510,8 @@ def _citations(
             "weight": one.mass,
             "carried": one.passage in strongest,
         }
+        if one.drop is not None:
+            entry |= {"drop": one.drop, "supports": one.supports}
         if asked.top_k:
             entry |= {"text": passage.text, "score": passage.score}
         elif passage.metadata:
@@ -515,10 +520,18 @@ def _citations(
         annotations[one.passage] = {
             "url": url_of(passage, one.passage),
             "title": passage.title or passage.id or f"Passage {one.passage + 1}",
-            "start_index": 0,
-            "end_index": length,
         }
-    return citations, [annotations[passage] for passage in strongest]
+    stretches = [(0, length, strongest)]
+    if whole and generation.statements:
+        stretches = [
+            (said.start, said.end, [one.passage for one in said.citations])
+            for said in generation.statements
+        ]
+    return citations, [
+        {**annotations[passage], "start_index": start, "end_index": end}
+        for start, end, passages in stretches
+        for passage in passages
+    ]
 
 
 def _record(call: ModelCall, generation: Generation) -> dict[str, Any]:
@@ -531,6 +544,8 @@ def _record(call: ModelCall, generation: Generation) -> dict[str, Any]:
         "cached_windows": usage.cached_windows,
         "notes": [note.message for note in generation.notes],
         "fallback": record["fallback"],
+        "supported": record["supported"],
+        "statements": record["statements"],
         "prefix_weight": generation.prefix_mass,
         "query_weight": generation.query_mass,
     }

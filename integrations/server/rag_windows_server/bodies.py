@@ -14,6 +14,7 @@ from rag_windows.errors import require
 from rag_windows.integration import (
     Penalties,
     call_entry,
+    check_citations,
     check_schema,
     guard_of,
     knows_variable,
@@ -105,6 +106,7 @@ class Body(BaseModel):
     link_tokens: int | float | Literal["all"] | None = None
     link_choose: Literal["first", "deviation", "query", "last"] | None = None
     fallback: Literal["sequential"] | None = None
+    citations: bool | str | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -125,7 +127,7 @@ def reading(body: Body, lm: WindowedLM, settings: Settings) -> tuple[Method, dic
     Raises:
         ApiError: a field that the operator does not allow, or values out of range.
     """
-    for name in ("method", "rag_temperature", "link_tokens", "fallback"):
+    for name in ("method", "rag_temperature", "link_tokens", "fallback", "citations"):
         if getattr(body, name) is not None and name not in settings.allow:
             raise refused(name, "requests may not set it on this server. Leave it out.", "denied")
     if body.link_choose is not None and body.link_tokens is None:
@@ -143,10 +145,14 @@ def reading(body: Body, lm: WindowedLM, settings: Settings) -> tuple[Method, dic
         method = method_of(
             method, link_tokens=body.link_tokens, link_choose=body.link_choose or "first"
         )
+        param, options = "citations", {}
+        if body.citations is not None:
+            check_citations(body.citations, method)
+            options["citations"] = body.citations
     except InputError as error:
         raise ApiError(400, str(error), param=param, code="invalid_value") from error
     guard = guard_of(body.fallback)
-    return method, {} if guard is None else {"fallback": guard}
+    return method, options if guard is None else {**options, "fallback": guard}
 
 
 def new_tokens(asked: int | None, param: str, settings: Settings) -> int:

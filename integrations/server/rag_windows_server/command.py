@@ -72,8 +72,8 @@ class ServeOptions:
         list[str] | None,
         option(
             "FIELD",
-            "What requests may not set: method, rag_temperature, link_tokens, fallback or "
-            "chat_template_kwargs; can be repeated.",
+            "What requests may not set: method, rag_temperature, link_tokens, fallback, "
+            "citations or chat_template_kwargs; can be repeated.",
         ),
     ] = None
     parse_sources: Annotated[

@@ -6,7 +6,9 @@ from typing import Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field
 
-PerRequest = Literal["method", "rag_temperature", "link_tokens", "fallback", "chat_template_kwargs"]
+PerRequest = Literal[
+    "method", "rag_temperature", "link_tokens", "fallback", "citations", "chat_template_kwargs"
+]
 
 
 class Settings(BaseModel):

@@ -8,8 +8,8 @@ const METHODS = {
 const SHOWN = 5; // passages before the fold
 const UNREADABLE = "The server's answer can't be read. Reload this page and ask again.";
 
-const [form, question, beside, stop, status, said, unlock, key, turns, anew] = [
-  "ask", "question", "beside", "stop", "status", "said", "unlock", "key", "turns", "anew",
+const [form, question, beside, prove, stop, status, said, unlock, key, turns, anew] = [
+  "ask", "question", "beside", "prove", "stop", "status", "said", "unlock", "key", "turns", "anew",
 ].map((id) => document.getElementById(id));
 
 let model = null; // the server's name for it; null until the server has sent it
@@ -122,6 +122,8 @@ async function write(method, asked, view, signal) {
       messages: messagesFor(method, asked),
       stream: true,
       stream_options: { include_usage: true },
+      // One prompt has no passage that could be left out.
+      ...(prove.checked && method === "windows" ? { citations: "removal" } : {}),
       ...METHODS[method].fields,
     }),
   });
@@ -151,6 +153,10 @@ async function write(method, asked, view, signal) {
   if (!view.text.textContent) view.note("The answer is empty.");
   if (thought) view.thought(thought);
   if (rag.fallback) view.note(rag.fallback.message);
+  if (rag.supported === false) {
+    view.note("No passage supports this answer: it is as likely without them. It may be made up.", "bad");
+  }
+  view.sentences(rag.statements ?? [], citations);
   view.facts(started, first ?? ended, ended, usage, rag);
   view.passages(citations, rag);
 }
@@ -174,6 +180,19 @@ function viewOf(method, place) {
       const summary = make("summary", { textContent: "What the model thought first" });
       const all = make("div", { className: "text soft", dir: "auto", textContent: words });
       box.append(make("details", { className: "more" }, summary, all));
+    },
+    // Each sentence that passages carried is underlined, and names them on hover, focus and touch.
+    sentences(statements, citations) {
+      const whole = text.textContent;
+      const parts = [];
+      let at = 0;
+      for (const said of statements) {
+        const start = whole.indexOf(said.text, at);
+        if (start < 0 || !said.citations.length) continue;
+        parts.push(whole.slice(at, start), sentence(said, citations));
+        at = start + said.text.length;
+      }
+      if (parts.length) text.replaceChildren(...parts, whole.slice(at));
     },
     facts(started, first, ended, usage, rag) {
       const facts = { "First token": seconds(started, first), "Whole answer": seconds(started, ended) };
@@ -219,6 +238,39 @@ function placeOf(one, all) {
   return one.place || (one.id && one.id !== own ? one.id : `passage ${one.index + 1}`);
 }
 
+let sentencesMade = 0;
+
+function sentence(said, citations) {
+  const id = `sources-${(sentencesMade += 1)}`;
+  const rows = said.citations.map((one) => {
+    const cited = citations.find((other) => other.index === one.passage);
+    const place = placeOf(cited, citations);
+    const name = make("bdi", { textContent: titleOf(cited) + (place ? `, ${place}` : "") });
+    return make("span", {}, name, ` ${percent(one.mass)}${lossOf(one)}`);
+  });
+  const sources = make("span", { className: "sources", id, role: "tooltip" }, ...rows);
+  const words = make("span", { className: "said", tabIndex: 0, textContent: said.text });
+  words.setAttribute("aria-describedby", id);
+  const place = () => {
+    const box = words.closest(".text").getBoundingClientRect();
+    sources.style.top = `${words.getBoundingClientRect().bottom - box.top}px`;
+    sources.hidden = false;
+  };
+  words.addEventListener("pointerenter", place);
+  words.addEventListener("focus", place);
+  words.addEventListener("keydown", (event) => {
+    if (event.key === "Escape") sources.hidden = true;
+  });
+  return make("span", { className: "sentence" }, words, sources);
+}
+
+// What the answer loses without a passage, where that was measured.
+function lossOf({ drop, supports }) {
+  if (drop == null) return "";
+  const proof = { yes: ", supports it", unsure: ", may support it" }[supports] ?? "";
+  return `, ${(-drop).toFixed(1)} nats without it${proof}`;
+}
+
 // A row with name, bar and share of the attention; a click opens the text.
 function passage(one, place) {
   const name = make("bdi", { textContent: titleOf(one) });
@@ -234,7 +286,9 @@ function passage(one, place) {
   );
   const text = make("div", { className: "text", dir: "auto", textContent: one.text ?? "" });
   if (one.text == null) text.textContent = "The server does not show this text.";
-  return make("details", { className: "passage" }, summary, text);
+  const loss = lossOf(one).slice(2);
+  const proof = loss ? [make("p", { className: "soft", textContent: `The answer: ${loss}.` })] : [];
+  return make("details", { className: "passage" }, summary, ...proof, text);
 }
 
 // Ends a view with an error; a missing key opens its field.

@@ -151,7 +151,8 @@ class RagWindowsLLM(FunctionCallingLLM, ModelOptions):
         stopping_ids: tokens that end an answer, beside the model's own.
         profile: what ``rag-windows compare`` found, or its path; it sets the method if ``method``
             does not.
-        citations: whether to measure each passage's attention mass.
+        citations: whether to measure each passage's attention mass; "removal" also measures what
+            the answer loses without each passage, see `rag_windows.WindowedLM.generate`.
         on_encoded: called with the number of windows encoded and the number of all windows.
 
     Raises:
@@ -167,7 +168,7 @@ class RagWindowsLLM(FunctionCallingLLM, ModelOptions):
     is_chat_model: bool = True
     stopping_ids: list[int] = Field(default_factory=list)
     profile: Any = None
-    citations: bool = True
+    citations: bool | str = True
     on_encoded: Any = Field(default=None, exclude=True)
 
     _source: ModelSource = PrivateAttr()

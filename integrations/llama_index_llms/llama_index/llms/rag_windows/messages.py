@@ -232,7 +232,8 @@ def as_raw(call: ModelCall, generation: Generation) -> dict[str, Any]:
         model, method: names; ``method`` with its numbers.
         usage: prompt_tokens, completion_tokens, total_tokens, cached_tokens.
         finish_reason: "tool_calls", too, where tools are called.
-        citations: for each passage in order its number, id, title and attention mass; or None.
+        citations: for each passage in order its number, id, title, attention mass and, with
+            ``citations="removal"``, drop and supports; or None.
         prefix_mass, query_mass: the rest of the attention; or None.
         notes: what was done with blank, duplicate and overlong passages.
         broken_calls: only where there are any: calls of tools that can't be read, with the reason;
