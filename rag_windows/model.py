@@ -37,7 +37,7 @@ from rag_windows.methods.linked import Choose, LinkTokens
 from rag_windows.passage import passages_of
 from rag_windows.prefill import EncodedContext, OnEncoded, encode_context
 from rag_windows.prompt.builder import Header
-from rag_windows.prompt.conversation import Conversation
+from rag_windows.prompt.conversation import Conversation, behind_own_system
 from rag_windows.request import DEFAULT_NEW_TOKENS, BatchRequest, Messages, PassageLike
 from rag_windows.results import Chunk, Generation
 from rag_windows.sampling import check_counts, whole_number
@@ -229,6 +229,22 @@ class WindowedLM:
                 "cache=True or a PassageCache; where there is one, a warning says what prevents it."
             )
         return model.hex(), tokenizer.hex()
+
+    def behind_own_system(self, instruction: str) -> str:
+        """An instruction for ``prefix=`` that keeps the chat template's own system message.
+
+        Without a system prompt many chat templates write one of their own, such as "You are a
+        helpful assistant.", with which the model was trained. A ``prefix`` replaces it; small
+        models then answer worse (benchmarks/results/instructions.md).
+
+        Args:
+            instruction: what the answer should be like.
+
+        Returns:
+            The template's own message with the instruction behind it, or the instruction alone
+            where the template has none.
+        """
+        return behind_own_system(self.tokenizer, self.template_kwargs, instruction)
 
     @report_stop_iteration
     def generate(

@@ -163,7 +163,7 @@ def _reply(
     from rag_windows.methods import linked
     from rag_windows.sampling import sampling_options
 
-    system = options.instruction(asked.system, name)
+    system = options.instruction(asked.system, name, lm)
     settings = {
         "prefix": system,
         "max_new_tokens": asked.max_new_tokens,
@@ -386,7 +386,7 @@ def _answer(
     # Where fewer share a word with the question, any others stand behind them.
     passages += [one for one in retriever.passages if one.id not in found][: top_k - len(found)]
     greedy: dict[str, Any] = {
-        "prefix": options.instruction(None, name),
+        "prefix": options.instruction(None, name, lm),
         "max_new_tokens": 32,
         "do_sample": False,
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -67,14 +68,14 @@ def warm(
     Give the same model, instruction (--system) and passage lengths as for the questions later. With
     --ray or --replicas, the processes of a cluster encode them into the --shared store.
     """
-    prefix = options.instruction(system, model.name)
     if over.wanted:
-        done = _warm_over_ray(search, model, prefix, over)
+        done = _warm_over_ray(search, model, system, over)
         warmed, unwritten = done.warmed, done.unwritten
     else:
         passages = read_passages(search, model.model)
         with loaded_model(model) as lm, progress("Encoding the passages") as counted:
             counted(0, len(passages))
+            prefix = options.instruction(system, model.name, lm)
             warmed = lm.warm(
                 passages, prefix=prefix, on_warmed=lambda done, total: counted(done, total or done)
             )
@@ -98,7 +99,7 @@ cache.command(help="Encode documents before the first question: the same as rag-
 
 
 def _warm_over_ray(
-    search: SearchOptions, model: LoadOptions, prefix: str | None, over: RayOptions
+    search: SearchOptions, model: LoadOptions, system: str | None, over: RayOptions
 ) -> WarmedCorpus:
     options.check_documents(search, model.model)
     made = options.fleet_options(search, model, **over.size)
@@ -106,7 +107,11 @@ def _warm_over_ray(
 
     with progress("Encoding the passages") as counted:
         done = data.warm(
-            made, address=over.ray, prefix=prefix, strict=search.strict, on_warmed=counted
+            made,
+            address=over.ray,
+            prefix=partial(options.instruction, system, model.name),
+            strict=search.strict,
+            on_warmed=counted,
         )
     options.tell_left_out(done.skipped, strict=search.strict)
     return done

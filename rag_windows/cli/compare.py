@@ -89,7 +89,7 @@ def compare(
             named,
             grid=grid,
             by=None if by == "auto" else by,
-            prefix=options.instruction(system, model.name),
+            prefix=options.instruction(system, model.name, lm),
             max_new_tokens=max_new_tokens,
             seed=seed,
             on_progress=lambda _, done, whole: counted(done, whole or 0),

@@ -106,6 +106,7 @@ Instruction = Annotated[
     option(
         "TEXT",
         'Instruction (system prompt) that is read before the passages; "" sends none. Default, '
+        "behind the chat template's own system message and "
         f'but for the small models of this project, which were trained without: "{INSTRUCTION}"',
         parser=encodable,
     ),
@@ -600,15 +601,21 @@ def read_passages(search: SearchOptions, model: str | None) -> tuple[Passage, ..
     return passages
 
 
-def instruction(system: str | None, model: str) -> str | None:
-    """What is sent as the system prompt: what the user gave, else `INSTRUCTION`; "" is none.
+def instruction(system: str | None, model: str, lm: WindowedLM) -> str | None:
+    """What is sent as the system prompt: what the user gave, else the default; "" is none."""
+    if system is not None:
+        return system or None
+    own = default_instruction(model)
+    return None if own is None else lm.behind_own_system(own)
+
+
+def default_instruction(model: str) -> str | None:
+    """`INSTRUCTION`, behind which the chat template's own system message stands, or none.
 
     The small models of this project were trained without one and know few of its words.
     """
     from rag_windows.loading import EMBEDDED, IN_REPOSITORY
 
-    if system is not None:
-        return system or None
     return None if Path(model).name in (*EMBEDDED, *IN_REPOSITORY) else INSTRUCTION
 
 

@@ -307,6 +307,19 @@ def knows_variable(tokenizer: Any, template_kwargs: Mapping[str, Any], name: str
     return re.search(rf"\b{re.escape(name)}\b", template) is not None
 
 
+def behind_own_system(tokenizer: Any, template_kwargs: Mapping[str, Any], text: str) -> str:
+    """An instruction behind the system message that a chat template has of its own, if it has one.
+
+    A model was trained with that message, which an instruction would else replace.
+    """
+    if not getattr(tokenizer, "chat_template", None):
+        return text
+    own = ChatTemplate(tokenizer, template_kwargs).own_system().strip()
+    if own and own[-1].isalnum():
+        own += "."
+    return f"{own} {text}" if own else text
+
+
 class BaseLayout:
     """Questions and answers as plain text, behind the ids that a tokenizer puts before a text."""
 
@@ -397,6 +410,21 @@ class ChatTemplate:
             self._before(conversation, _NOON) != self._before(conversation, _NOON + time)
             for conversation in (Conversation.of("?"), Conversation.of("?", "Answer."))
         )
+
+    def own_system(self) -> str:
+        """The system message that the template writes where none is given; empty if none."""
+        filling = _Filling(Conversation.of("?"), system="Answer.", folded="", slot=True)
+        try:
+            skeleton = self._render(Conversation.of("?"), filling)
+        except _RefusedError:
+            return ""
+        mark = next(mark for mark, said in filling.said.items() if said.role == "system")
+        before, _, rest = skeleton.partition(mark)
+        behind = filling.marks.sub("", rest.partition(str(filling.slot))[0])
+        without = self._before(Conversation.of("?"), filling.now)
+        if not (without.startswith(before) and without.endswith(behind) and rest):
+            return ""
+        return without[len(before) : max(len(before), len(without) - len(behind))]
 
     def _before(self, conversation: Conversation, now: datetime) -> str:
         """What stands before the passages; nothing where the template refuses the conversation."""

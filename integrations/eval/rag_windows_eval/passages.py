@@ -136,6 +136,7 @@ class PassagesTask(Task):
                 "without_right": without_right,
             },
             prefix=PREFIX,
+            behind_own_system=True,
             max_new_tokens=NEW_TOKENS,
         )
 

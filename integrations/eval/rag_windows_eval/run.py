@@ -437,6 +437,7 @@ class Generating:
     prefix: str | None
     max_new_tokens: int
     seed: int = 0
+    behind_own_system: bool = False
 
     @classmethod
     def of(
@@ -444,7 +445,8 @@ class Generating:
     ) -> Generating:
         """The task's values, unless others are given; a prefix of "" means none."""
         chosen = task.prefix if prefix is None else prefix
-        return cls(chosen or None, max_new_tokens or task.max_new_tokens, seed)
+        behind = prefix is None and task.behind_own_system
+        return cls(chosen or None, max_new_tokens or task.max_new_tokens, seed, behind)
 
     def answer(
         self, lm: WindowedLM, condition: Condition, asked: Sequence[Asked]
@@ -460,9 +462,18 @@ class Generating:
         passages: Sequence[Passage],
     ) -> Answered:
         def ask(some: Sequence[Passage]) -> Generation:
-            asked, options = list(example.messages), asdict(self)
+            prefix = self.prefix
+            if prefix is not None and self.behind_own_system:
+                prefix = lm.behind_own_system(prefix)
             return lm.generate(
-                asked, some, method=condition.method, do_sample=False, num_beams=1, **options
+                list(example.messages),
+                some,
+                prefix=prefix,
+                method=condition.method,
+                max_new_tokens=self.max_new_tokens,
+                seed=self.seed,
+                do_sample=False,
+                num_beams=1,
             )
 
         generation, fitting = as_far_as_fits(condition, passages, ask)

@@ -190,13 +190,15 @@ class Task(ABC):
 
     ``settings`` are what the answers depend on, for the manifest: digests of the files, options;
     as JSON. ``prefix``, the instruction before the passages, and ``max_new_tokens`` hold unless the
-    user gives others. ``pool`` is what a retriever searches.
+    user gives others; ``behind_own_system`` puts that prefix behind the chat template's own system
+    message. ``pool`` is what a retriever searches.
     """
 
     name: str
     examples: Sequence[TaskExample]
     settings: Mapping[str, Any]
     prefix: str | None = None
+    behind_own_system: bool = False
     max_new_tokens: int = 64
     pool: Sequence[Passage] = ()
 

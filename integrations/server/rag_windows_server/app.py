@@ -51,6 +51,9 @@ def create_app(
         InputError: the model has no tokenizer.
     """
     settings, keys = settings or Settings(), keys or Keys()
+    if settings.default_system is not None:
+        told = lm.behind_own_system(settings.default_system)
+        settings = settings.model_copy(update={"default_system": told})
     if lm.tokenizer is None:
         raise InputError("The server needs a model with a tokenizer. Give one as tokenizer=.")
     metrics = Metrics()

@@ -224,7 +224,7 @@ def _settings(search: SearchOptions, model: LoadOptions, server: ServeOptions) -
         allow=_allowed(server.refuse or ()),
         most_prompt_tokens=server.max_prompt_tokens,
         system=server.system or None,
-        default_system=(cli.instruction(None, model.name) if server.system is None else None),
+        default_system=(cli.default_instruction(model.name) if server.system is None else None),
         top_k=search.top_k,
         parse_sources=server.parse_sources,
         new_tokens=server.max_new_tokens,

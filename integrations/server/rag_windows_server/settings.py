@@ -18,7 +18,8 @@ class Settings(BaseModel):
         model_name: as ``GET /v1/models`` lists it and requests name it.
         model_aliases: further names of it that requests may use.
         system: instruction before every request's own, or None.
-        default_system: instruction of requests without any that the server's own documents answer.
+        default_system: instruction of requests without any that the server's own documents answer;
+            it stands behind the chat template's own system message.
         top_k: passages that are retrieved where the server has documents and a request neither
             brings any nor says how many.
         most_top_k: the most that a request may ask for.

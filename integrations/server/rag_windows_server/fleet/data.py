@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import ray
 from ray.data import ActorPoolStrategy, TaskPoolStrategy
@@ -147,10 +147,13 @@ def _divided(options: FleetOptions) -> FleetOptions:
 # Corpora
 
 
+Prefix: TypeAlias = "str | Callable[[WindowedLM], str | None] | None"
+
+
 class _Warmer(Model):
     """Encodes passages into the store; a batch is stored when its figures are reported."""
 
-    def __init__(self, options: FleetOptions, prefix: str | None) -> None:
+    def __init__(self, options: FleetOptions, prefix: Prefix) -> None:
         super().__init__(options)
         self._prefix, self._unwritten = prefix, 0
 
@@ -158,7 +161,8 @@ class _Warmer(Model):
         rows = [json.loads(one) for one in batch["row"]]
         passages = [Passage.of(one) for one in rows if "reason" not in one]
         try:
-            warmed = self.lm.warm(passages, prefix=self._prefix)
+            prefix = self._prefix(self.lm) if callable(self._prefix) else self._prefix
+            warmed = self.lm.warm(passages, prefix=prefix)
             store = None if self.lm.cache is None else self.lm.cache.shared
             unwritten = 0 if store is None else store.unwritten
             report = {"warmed": asdict(warmed), "unwritten": unwritten - self._unwritten}
@@ -198,7 +202,7 @@ def warm(
     options: FleetOptions,
     *,
     address: str | None = None,
-    prefix: str | None = None,
+    prefix: Prefix = None,
     strict: bool = False,
     on_warmed: OnWarmed | None = None,
 ) -> WarmedCorpus:
@@ -210,7 +214,7 @@ def warm(
     Args:
         options: of the model, the documents and the store.
         address: of a `cluster`, which is not asked before the files are found.
-        prefix: the same system prompt as in the later requests.
+        prefix: the same system prompt as in the later requests, or what gives it for the model.
         strict: whether a file or a line that can't be read is an error.
         on_warmed: called with the number of passages done.
 
@@ -255,7 +259,7 @@ def warm(
 
 
 def _rows(
-    options: FleetOptions, prefix: str | None, files: Sequence[DocumentFile]
+    options: FleetOptions, prefix: Prefix, files: Sequence[DocumentFile]
 ) -> Iterator[dict[str, Any]]:
     """What the processes report, batch by batch."""
     logging.getLogger("ray.data").setLevel(logging.CRITICAL)
