@@ -430,7 +430,10 @@ def answer_record(generation: Generation) -> dict[str, Any]:
         ],
         "fallback": None if fallback is None else fallback.as_dict(),
         "supported": generation.supported,
-        "statements": [asdict(one) for one in generation.statements],
+        "statements": [
+            {**asdict(one), "citations": [asdict(cited) for cited in one.citations]}
+            for one in generation.statements
+        ],
     }
 
 

@@ -163,9 +163,9 @@ def _of_members(
         for one in passes(encoder.model, layout(moved), ids, places, cache, len(answer_ids)):
             wanted = answer_ids[done : done + one.logits.shape[2]]
             for index, left in own.items():
-                kept = [i for i, group in enumerate(whole.groups) if group in left.groups]
+                left_of = [i for i, group in enumerate(whole.groups) if group in left.groups]
                 fixed = cast(Members, left.windows).fixed
-                rows = RowLogits(one.logits[:, kept], one.prior, fixed, memories[index])
+                rows = RowLogits(one.logits[:, left_of], one.prior, fixed, memories[index])
                 combined = cast(Combination, combination).combine(rows)[0]
                 parts[index].append(_chances(combined[0], wanted))
             done += len(wanted)

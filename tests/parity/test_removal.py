@@ -103,7 +103,7 @@ def test_a_drop_is_what_a_new_request_without_the_passage_loses(method: str) -> 
     assert made.token_ids == plain.token_ids
     assert [one.mass for one in made.citations or ()] == [one.mass for one in plain.citations or ()]
     assert plain.supported is None
-    assert all(one.drop is one.supports is None for one in plain.citations or ())
+    assert all((one.drop, one.supports) == (None, None) for one in plain.citations or ())
 
 
 @pytest.mark.parametrize("name", ["gemma2", "gemma3_text-sliding", "gpt_oss", "qwen2"])

@@ -27,7 +27,7 @@ from rag_windows.errors import (
 )
 from rag_windows.integration import tokenizer_fingerprint
 from rag_windows.methods import Method, describe, plain
-from rag_windows.request import in_order
+from rag_windows.request import check_citations, in_order
 from rag_windows_eval.files import (
     add_lines,
     cut_torn,
@@ -438,6 +438,7 @@ class Generating:
     max_new_tokens: int
     seed: int = 0
     behind_own_system: bool = False
+    citations: bool | str = True
 
     @classmethod
     def of(
@@ -447,6 +448,20 @@ class Generating:
         chosen = task.prefix if prefix is None else prefix
         behind = prefix is None and task.behind_own_system
         return cls(chosen or None, max_new_tokens or task.max_new_tokens, seed, behind)
+
+    def prefix_of(self, lm: WindowedLM) -> str | None:
+        """The system prompt of this model."""
+        if self.prefix is None or not self.behind_own_system:
+            return self.prefix
+        return lm.behind_own_system(self.prefix)
+
+    def citations_of(self, lm: WindowedLM, condition: Condition) -> bool | str:
+        """Removal, where it is asked for and the method can leave a passage out."""
+        try:
+            check_citations(self.citations, lm.engine.method_of(condition.method))
+        except InputError:
+            return True
+        return self.citations
 
     def answer(
         self, lm: WindowedLM, condition: Condition, asked: Sequence[Asked]
@@ -462,14 +477,12 @@ class Generating:
         passages: Sequence[Passage],
     ) -> Answered:
         def ask(some: Sequence[Passage]) -> Generation:
-            prefix = self.prefix
-            if prefix is not None and self.behind_own_system:
-                prefix = lm.behind_own_system(prefix)
             return lm.generate(
                 list(example.messages),
                 some,
-                prefix=prefix,
+                prefix=self.prefix_of(lm),
                 method=condition.method,
+                citations=self.citations_of(lm, condition),
                 max_new_tokens=self.max_new_tokens,
                 seed=self.seed,
                 do_sample=False,
@@ -482,7 +495,7 @@ class Generating:
             spans[window.passage].append((window.start, window.end))
         # Citations exist, but are empty, where attention was not measured.
         measured = generation.citations if generation.prefix_mass is not None else None
-        masses = {one.passage: one.mass for one in measured or ()}
+        cited = {one.passage: one for one in measured or ()}
         usage = generation.usage
         record = AnswerRecord(
             key=example.key,
@@ -492,8 +505,10 @@ class Generating:
             passages=tuple(
                 ReadPassage(
                     *(digest_of(one.text), one.id, one.title, one.score),
-                    mass=masses.get(place),
+                    mass=cited[place].mass if place in cited else None,
                     spans=tuple(spans[place]),
+                    drop=cited[place].drop if place in cited else None,
+                    supports=cited[place].supports if place in cited else None,
                 )
                 for place, one in enumerate(fitting)
             ),
@@ -507,6 +522,8 @@ class Generating:
             windows_reused=usage.cached_windows,
             **asdict(generation.timings),
             notes=tuple(note.message for note in generation.notes),
+            supported=generation.supported,
+            tokens=generation.token_ids if isinstance(self.citations, str) else (),
         )
         return record, [passage.text for passage in fitting]
 

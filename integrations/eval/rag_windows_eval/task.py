@@ -14,6 +14,7 @@ import numpy.typing as npt
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from rag_windows.passage import Passage
+from rag_windows.results import Support
 
 STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)
 
@@ -37,7 +38,8 @@ class ReadPassage:
     """A passage that an answer was written over; ``text`` names a text of the run's passages.jsonl.
 
     ``mass`` is its attention weight, 0 to 1, None where it was not measured; ``spans`` are the
-    characters of the text that each of its windows held, end exclusive.
+    characters of the text that each of its windows held, end exclusive. ``drop`` and ``supports``
+    are those of a `rag_windows.Citation`.
     """
 
     __pydantic_config__ = STRICT
@@ -48,6 +50,8 @@ class ReadPassage:
     score: float | None = None
     mass: float | None = None
     spans: tuple[tuple[int, int], ...] = ()
+    drop: float | None = None
+    supports: Support | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +62,8 @@ class AnswerRecord:
     passages that did not fit the model's positions, and ``scores`` are log-probabilities in nats.
     A question with an ``error`` is asked again when the run goes on. Where ``warm_s`` is there,
     ``ttft_s`` are the seconds to the first token with an empty cache, and ``warm_s`` those with the
-    windows that this asking left in it.
+    windows that this asking left in it. ``tokens`` are those of the answer, and ``effects`` what
+    was measured of its citations, in nats or percent; both of a `CitationsTask` only.
     """
 
     __pydantic_config__ = STRICT
@@ -84,6 +89,9 @@ class AnswerRecord:
     scores: Mapping[str, LogProbability] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     error: str | None = None
+    supported: bool | None = None
+    tokens: tuple[Count, ...] = ()
+    effects: Mapping[str, float] = field(default_factory=dict)
 
 
 class _Timing(BaseModel):

@@ -376,7 +376,8 @@ def _citation(entry: dict[str, Any], start: int, end: int) -> dict[str, Any]:
         "end_index": end,
         "cited_text": entry["text"],
         "extras": {
-            key: entry[key] for key in ("index", "id", "metadata", "mass", "drop", "supports")
+            **{key: entry[key] for key in ("index", "id", "metadata", "mass")},
+            **{key: entry[key] for key in ("drop", "supports") if entry[key] is not None},
         },
         **({} if entry["title"] is None else {"title": entry["title"]}),
         **({"url": source} if linked else {}),

@@ -52,8 +52,8 @@ def create_app(
     """
     settings, keys = settings or Settings(), keys or Keys()
     if settings.default_system is not None:
-        told = lm.behind_own_system(settings.default_system)
-        settings = settings.model_copy(update={"default_system": told})
+        own = lm.behind_own_system(settings.default_system)
+        settings = settings.model_copy(update={"default_system": own})
     if lm.tokenizer is None:
         raise InputError("The server needs a model with a tokenizer. Give one as tokenizer=.")
     metrics = Metrics()

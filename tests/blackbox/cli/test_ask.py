@@ -20,8 +20,8 @@ from tests.blackbox.cli.conftest import BRIDGE, HOSTILE, QUESTION, Told, refused
 from tests.blackbox.conftest import Run
 
 SHAPE = [
-    *("answer", "passages", "usage", "timings", "method", "model", "fallback"),
-    *("system", "notes"),
+    *("answer", "passages", "supported", "statements", "usage", "timings", "method", "model"),
+    *("fallback", "system", "notes"),
 ]
 
 
@@ -42,12 +42,34 @@ def test_json_has_exactly_this_shape(ask: Told, model: str) -> None:
     assert 0 < answer["timings"]["encode_s"] < answer["timings"]["ttft_s"]
     assert answer["timings"]["ttft_s"] <= answer["timings"]["total_s"]
     first, second = answer["passages"]
-    assert first.keys() == second.keys() == {"id", "title", "text", "score", "mass"}
+    shape = {"id", "title", "text", "score", "mass", "drop", "supports"}
+    assert first.keys() == second.keys() == shape
+    assert answer["supported"] is first["drop"] is first["supports"] is None
     assert [first["id"], second["id"]] == ["docs/bridge.md#1", "lamps"]
     assert (first["title"], first["text"]) == ("The Halden Bridge", BRIDGE.splitlines()[2])
     assert second["text"] == HOSTILE
     assert first["score"] > second["score"] > 0
     assert 0 < first["mass"] + second["mass"] < 1
+
+
+def test_passages_are_left_out(ask: Told, run: Run, docs: Path, model: str) -> None:
+    answer = ask("--citations", "removal", "--max-new-tokens", "5")
+    assert all(isinstance(one["drop"], float) for one in answer["passages"])
+    assert {one["supports"] for one in answer["passages"]} <= {"yes", "no", "unsure"}
+    assert isinstance(answer["supported"], bool)
+    told = "No passage supports the answer"
+    assert any(told in note for note in answer["notes"]) == (not answer["supported"])
+    for said in answer["statements"]:
+        assert said["text"] == answer["answer"][said["start"] : said["end"]]
+    shown = run(
+        *("ask", QUESTION, "--docs", "docs", "--model", model, "--max-new-tokens", "5"),
+        *("--citations", "removal:top=1"),
+    )
+    assert shown.exit_code == 0, shown.stderr
+    assert shown.stdout.count(" nats") <= 1
+    for wrong in ("attn", "removal:top=0", "removal:4", ""):
+        line = refused(run, "ask", QUESTION, "--docs", "docs", "--citations", wrong)
+        assert "must be attention, removal, or such as removal:top=4" in line
 
 
 def test_the_streamed_answer_its_sources_and_figures_are_shown(

@@ -7,7 +7,7 @@ import dataclasses
 import pickle
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from langchain_core.caches import InMemoryCache
@@ -26,6 +26,7 @@ from rag_windows import (
     APE,
     PCW,
     Guard,
+    InputError,
     LimitError,
     MethodError,
     PromptError,
@@ -188,7 +189,9 @@ def test_what_is_told_of_an_answer_whole_and_streamed() -> None:
 
 def test_content_blocks_cite_the_document_that_carried_the_answer() -> None:
     answer, v1 = chat().invoke(BORN, **BOTH), chat(output_version="v1")
-    mass = answer.response_metadata["citations"][1]["mass"]
+    ((said,),) = [answer.response_metadata["statements"]]
+    assert [one["passage"] for one in said["citations"]] == [1]
+    mass = said["citations"][0]["mass"]
     citation = {
         "type": "citation",
         "start_index": 0,
@@ -203,6 +206,20 @@ def test_content_blocks_cite_the_document_that_carried_the_answer() -> None:
     assert v1.invoke(BORN, **BOTH).content == expected
     (block,) = streamed(v1, BORN, **BOTH).content_blocks
     assert {key: value for key, value in block.items() if key != "index"} == expected[0]
+
+
+def test_documents_can_be_left_out() -> None:
+    answer = chat().invoke(BORN, **BOTH, citations="removal")
+    metadata: Any = answer.response_metadata
+    other, alra = metadata["citations"]
+    assert metadata["supported"] is True
+    assert (alra["supports"], alra["cited"]) == ("yes", True)
+    assert alra["drop"] > 2 > other["drop"]
+    ((note,),) = [block["annotations"] for block in cast(Any, answer.content_blocks)]
+    assert (note["start_index"], note["end_index"]) == (0, len(answer.text))
+    assert note["extras"]["supports"] == "yes"
+    with pytest.raises(InputError, match="'sequential' encodes each passage"):
+        chat(method="sequential").invoke(BORN, **BOTH, citations="removal")
 
 
 # LangChain's cache of answers

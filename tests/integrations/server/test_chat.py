@@ -10,6 +10,7 @@ import pytest
 
 from rag_windows import WindowedLM
 from rag_windows_server import Keys, Settings, create_app
+from tests.integrations.server.conftest import asking
 
 QUESTION = "What does Zelwick Academy make?"
 DOCUMENTS: list[Any] = [
@@ -56,6 +57,40 @@ async def test_answer_equals_generate(client: httpx.AsyncClient, lm: WindowedLM)
     assert weights == pytest.approx([one.mass for one in expected.citations], rel=1e-4)
     assert message["annotations"][0]["url_citation"]["url"] == "passage:z"
     assert answer["usage"]["prompt_tokens"] == expected.usage.prompt_tokens
+
+
+async def test_passages_are_left_out(lm: WindowedLM) -> None:
+    async with asking(create_app(lm)) as client:
+        answer = await ask(client, documents=DOCUMENTS, citations="removal")
+        (choice,) = answer["choices"]
+        message = choice["message"]
+        found = {one["id"]: one for one in message["citations"]}
+        assert found["z"]["supports"] == "yes"
+        assert found["z"]["drop"] > 2
+        assert message["rag"]["supported"] is True
+        (said,) = message["rag"]["statements"]
+        (note,) = message["annotations"]
+        place = note["url_citation"]
+        assert (place["start_index"], place["end_index"]) == (said["start"], said["end"])
+        assert message["content"][said["start"] : said["end"]] == said["text"]
+        plain = await ask(client, documents=DOCUMENTS, citations=True)
+        assert "drop" not in plain["choices"][0]["message"]["citations"][0]
+        for fields, word in (
+            ({"citations": "all"}, "must be True, False"),
+            ({"citations": "removal", "method": "sequential"}, "'sequential' encodes each passage"),
+        ):
+            refused = await client.post("/v1/chat/completions", json=body(**fields))
+            error = refused.json()["error"]
+            assert (refused.status_code, error["param"]) == (400, "citations")
+            assert word in error["message"]
+
+
+async def test_an_operator_may_refuse_removal(lm: WindowedLM) -> None:
+    settings = Settings(allow=frozenset({"method"}))
+    async with asking(create_app(lm, settings)) as client:
+        refused = await client.post("/v1/chat/completions", json=body(citations="removal"))
+        assert refused.json()["error"]["param"] == "citations"
+        assert "requests may not set it" in refused.json()["error"]["message"]
 
 
 async def test_retrieves_by_itself(client: httpx.AsyncClient) -> None:

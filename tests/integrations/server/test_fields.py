@@ -46,6 +46,7 @@ OURS = {
     *("documents", "chat_template_kwargs", "rag", "method", "rag_temperature", "link_tokens"),
     "link_choose",
     "fallback",
+    "citations",
 }
 
 

@@ -289,7 +289,9 @@ def test_stopping_ends_the_request(
     server, url = script
     server.answers = [["half ", threading.Event()], ["whole", *end()]]
     tab = visit(url)
-    tab.get_by_role("switch").check()  # what is stopped goes on with no other way of reading
+    tab.get_by_role(
+        "switch", name="Sequential beside windows"
+    ).check()  # what is stopped goes on with no other way of reading
     tab.get_by_label("Question").fill("What?")
     tab.keyboard.press("Enter")
     tab.locator(".answer > .text", has_text="half").wait_for()
@@ -301,7 +303,7 @@ def test_stopping_ends_the_request(
     tab.get_by_role("button", name="Stop").wait_for(state="hidden")
     assert tab.evaluate("document.activeElement.id") == "question"
     assert len(server.asked) == 1
-    tab.get_by_role("switch").uncheck()
+    tab.get_by_role("switch", name="Sequential beside windows").uncheck()
     ask(tab, "And?")
     contents = [message["content"] for message in server.asked[1]["messages"]]
     if by == "New conversation":
@@ -351,7 +353,7 @@ def test_everything_is_reached_by_the_keyboard_alone(
     assert tab.evaluate(focused) == "Ask"
     press("Tab")
     press("Space")
-    assert tab.get_by_role("switch").is_checked()
+    assert tab.get_by_role("switch", name="Sequential beside windows").is_checked()
     tab.get_by_label("Question").focus()
     tab.keyboard.type("And?")
     press("Tab")
@@ -388,7 +390,7 @@ def test_hostile_texts_stay_texts(
     tab = visit(url, size, scheme)
     tab.locator("#examples button").wait_for()
     assert tab.evaluate("document.scrollingElement.scrollWidth") == size[0]
-    tab.get_by_role("switch").check()
+    tab.get_by_role("switch", name="Sequential beside windows").check()
     turn = ask(tab, EVIL)
     tab.evaluate("document.querySelectorAll('details').forEach(one => one.open = true)")
     assert tab.evaluate("window.hacked") is None

@@ -121,7 +121,7 @@ HONOURED = {
 OURS = {
     *("documents", "chat_template_kwargs", "rag", "method", "rag_temperature", "link_tokens"),
     "link_choose",
-    *("fallback", "frequency_penalty", "presence_penalty"),
+    *("fallback", "citations", "frequency_penalty", "presence_penalty"),
 }
 """Beside OpenAI's; the penalties are Open Responses' own."""
 

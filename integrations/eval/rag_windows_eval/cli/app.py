@@ -257,6 +257,36 @@ def passages(
     _running().evaluate(asking, over, "passages", data, [None], {}, **chosen)
 
 
+@evaluation.command()
+@spreading(without=_NO_OPTIONS)
+def citations(
+    *,
+    data: Annotated[
+        str, option("FILE", "Questions with their passages, as for rag-windows eval passages.")
+    ],
+    passages: Annotated[
+        Any, _several("Number of passages to read; several numbers are compared.", 1)
+    ] = None,
+    without_right: Annotated[
+        bool,
+        flag("--without-right", "Leave out the right passages: who cites all the same is wrong."),
+    ] = False,
+    halves: Annotated[
+        int, option("N", "Random halves of the passages to leave out; 0 for none.", min=0)
+    ] = 8,
+    asking: Asking,
+    over: RayOptions,
+) -> None:
+    """How right citations are, by attention and by leaving passages out, and what they explain.
+
+    Answers are asked once; then passages are left out: each one, the first ones of both rankings,
+    and random halves. A method that can't leave a passage out is measured by attention alone.
+    """
+    chosen: dict[str, Any] = {"sizes": passages or [None], "seed": asking.seed}
+    chosen["without_right"] = without_right
+    _running().evaluate(asking, over, "citations", data, [None], {}, halves=halves, **chosen)
+
+
 @dataclass(frozen=True, slots=True)
 class SuiteOptions(Asking):
     """Options of a suite; each field is the option of its name."""

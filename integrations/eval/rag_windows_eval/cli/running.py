@@ -31,7 +31,7 @@ from rag_windows.cli import (
 )
 from rag_windows.errors import DataError, InputError, RagWindowsError
 from rag_windows.methods import METHODS, names_in, resolve
-from rag_windows_eval import chatrag, icl, inscit, report
+from rag_windows_eval import chatrag, citing, icl, inscit, report
 from rag_windows_eval import run as runs
 from rag_windows_eval.connected import ConnectedTask
 from rag_windows_eval.files import read, write_whole
@@ -61,10 +61,17 @@ _OF_A_FILE: Mapping[str, Callable[..., Task]] = {
 """Tasks that are read from a file of the user's."""
 
 
+_WITH_PASSAGES: Mapping[str, type[PassagesTask]] = {
+    "passages": PassagesTask,
+    "citations": citing.CitationsTask,
+}
+"""Tasks whose questions bring their passages."""
+
+
 class DataOptions(BaseModel):
     """Options of a command about its data; no settings of the run, since files may move."""
 
-    kind: Literal["inscit", "chatrag", "icl", "long", "connected", "passages"]
+    kind: Literal["inscit", "chatrag", "icl", "long", "connected", "passages", "citations"]
     data: str | None
     limit: int | None
     options: dict[str, Any]
@@ -75,9 +82,11 @@ class DataOptions(BaseModel):
         with progress("Reading the data"):
             if self.kind == "icl":
                 return icl.IclTask.open(str(self.data), texts=self.limit, **self.options)
-            if self.kind == "passages":
+            if self.kind in _WITH_PASSAGES:
                 # A question is asked once for each number of passages.
-                return PassagesTask.read(str(self.data), questions=self.limit, **self.options)
+                return _WITH_PASSAGES[self.kind].read(
+                    str(self.data), questions=self.limit, **self.options
+                )
             if self.kind in _WITHOUT_DATA:
                 task = _WITHOUT_DATA[self.kind](**self.options)
             else:
@@ -113,6 +122,7 @@ class Evaluation:
     conditions: tuple[runs.Condition, ...]
     search: runs.Search
     generating: runs.Generating
+    halves: int = citing.HALVES
 
     @classmethod
     def of(
@@ -121,6 +131,7 @@ class Evaluation:
         source: DataOptions,
         depths: Sequence[int | None],
         searching: Mapping[str, Any],
+        halves: int = citing.HALVES,
     ) -> Evaluation:
         """The evaluation of a command's options; reads the data."""
         conditions, task, search = compared(asking, depths), source.task(), runs.Search(**searching)
@@ -133,13 +144,17 @@ class Evaluation:
             for condition in conditions:
                 task.shown(condition.top_k)
         generating = runs.Generating.of(task, asking.system, asking.max_new_tokens, asking.seed)
-        return cls(source, task, conditions, search, generating)
+        if isinstance(task, citing.CitationsTask):
+            generating = replace(generating, citations="removal")
+        return cls(source, task, conditions, search, generating, halves)
 
     @property
     def answerer(self) -> runs.Answerer:
         """The function that answers the task's questions."""
         if isinstance(self.task, icl.IclTask):
             return functools.partial(self.task.answer, self.generating.prefix)
+        if isinstance(self.task, citing.CitationsTask):
+            return citing.Citing(self.generating, self.halves).answer
         return self.generating.answer
 
     def manifest(self, model: runs.Described) -> runs.Manifest:
@@ -241,13 +256,15 @@ def evaluate(
     data: str | None,
     top_k: Sequence[int | None],
     searching: dict[str, Any],
+    *,
+    halves: int = citing.HALVES,
     **chosen: Any,
 ) -> None:
     """Answer what is missing, score and show; ``chosen`` are options of the data."""
     source = DataOptions(
         kind=kind, data=data, limit=asking.limit, options=chosen, command=command()
     )
-    one = Evaluation.of(asking, source, top_k, searching)
+    one = Evaluation.of(asking, source, top_k, searching, halves)
     with models(asking, over) as (model, ask):
         manifest = one.manifest(model)
         path = asking.out or default_folder(one.task.name, asking.name, [manifest])
