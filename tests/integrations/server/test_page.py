@@ -250,6 +250,52 @@ def test_sequential_stands_beside_windows(visit: Callable[..., Any], real: str) 
     assert [body.get("method") for body in asked] == [None, "sequential"]
 
 
+@pytest.mark.parametrize("size", [DESK, PHONE], ids=["desk", "phone"])
+def test_a_sentence_names_its_sources(
+    visit: Callable[..., Any], script: tuple[Script, str], size: tuple[int, int]
+) -> None:
+    server, url = script
+    said = [f"Goats eat <b>grass</b> 🎉. {EVIL} ends.", "No source.", "Twice it is said."]
+    first = {"passage": 0, "mass": 0.4, "drop": 3.25, "supports": "yes"}
+    second = {"passage": 1, "mass": 0.31, "drop": 0.5, "supports": "unsure"}
+    statements = [
+        {"text": said[0], "citations": [first]},
+        {"text": said[1], "citations": []},
+        {"text": said[2], "citations": [first, {**second, "drop": None}]},
+    ]
+    ending = end(cited(0, 0.4, "Goats", text="a"), cited(1, 0.3, EVIL, text="b"))
+    ending[0]["choices"][0]["delta"]["rag"] = {"supported": False, "statements": statements}
+    server.answers = [[" ".join(said), *ending]]
+    tab = visit(url, size)
+    tab.get_by_role("switch", name="Prove the sources").check()
+    turn = ask(tab, "What?")
+    assert server.asked[0]["citations"] == "removal"
+    assert "No passage supports this answer" in turn.inner_text()
+    words, sources = turn.locator(".said"), turn.locator(".sources")
+    assert words.all_text_contents() == [said[0], said[2]]
+    assert turn.locator(".answer > .text").evaluate(
+        "one => [...one.childNodes].map(n => n.nodeType === 3 ? n.data : n.firstChild.textContent)"
+        ".join('')"
+    ) == " ".join(said)
+    assert not sources.nth(1).is_visible()
+    # By keyboard alone, in the order of the text.
+    words.first.focus()
+    assert sources.first.inner_text() == "Goats 40%, -3.3 nats without it, supports it"
+    tab.keyboard.press("Tab")
+    assert not sources.first.is_visible()
+    assert sources.nth(1).is_visible()
+    assert len(sources.nth(1).inner_text().splitlines()) == 2
+    tab.keyboard.press("Escape")
+    assert not sources.nth(1).is_visible()
+    words.nth(1).hover()
+    assert sources.nth(1).is_visible()
+    box = sources.nth(1).bounding_box()
+    assert 0 <= box["x"]
+    assert box["x"] + box["width"] <= size[0]
+    assert words.nth(1).get_attribute("aria-describedby") == sources.nth(1).get_attribute("id")
+    assert tab.evaluate("window.hacked") is None
+
+
 def test_an_answer_is_shown_while_it_is_written(
     visit: Callable[..., Any], script: tuple[Script, str]
 ) -> None:
