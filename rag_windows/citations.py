@@ -73,7 +73,8 @@ def statements(
 
 def _first_letter(text: str, start: int, end: int) -> int | None:
     """Place of the first character that is no space; None if there is none."""
-    return next((at for at in range(start, min(end, len(text))) if not text[at].isspace()), None)
+    places = range(max(0, start), min(end, len(text)))
+    return next((at for at in places if not text[at].isspace()), None)
 
 
 def _judged(

@@ -5,15 +5,12 @@ No public interface: `WindowedLM` is.
 
 from __future__ import annotations
 
-import contextvars
 import copy
 import functools
 import logging
-import queue
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Sized
-from contextlib import ExitStack
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, Self, cast
@@ -41,11 +38,9 @@ from rag_windows.errors import (
     LimitError,
     ModelError,
     report_stop_iteration,
-    without_stop_iteration,
 )
 from rag_windows.generate import Decoder
 from rag_windows.guard import few_short_passages, guard_of, multi_hop
-from rag_windows.loading import autocast_here
 from rag_windows.methods import APE, PCW, Auto, Method, QueryLikelihood, Sequential, linked, resolve
 from rag_windows.passage import Passage, WindowTokens, refuse_single, with_neighbours
 from rag_windows.prefill import (
@@ -61,7 +56,7 @@ from rag_windows.prefill import (
 )
 from rag_windows.prompt.answer_form import FORMS, with_form
 from rag_windows.prompt.builder import Header, Prompt
-from rag_windows.prompt.detokenize import Detokenizer, Pieces, TextStream, cut
+from rag_windows.prompt.detokenize import Detokenizer, Pieces, cut
 from rag_windows.prompt.reasoning import ReasoningFormat
 from rag_windows.request import (
     DEFAULT_NEW_TOKENS,
@@ -78,7 +73,6 @@ from rag_windows.request import (
     stop_strings,
 )
 from rag_windows.results import (
-    Chunk,
     Fallback,
     FinishReason,
     Generation,
@@ -95,7 +89,6 @@ from rag_windows.sampling import (
     whole_number,
 )
 from rag_windows.steps.removal import Removal
-from rag_windows.threads import Worker
 
 logger = logging.getLogger(__name__)
 
@@ -530,50 +523,6 @@ class Engine:
                 "whose windows all start behind the prefix, such as 'ape'."
             )
 
-    def stream(self, request: Request) -> Iterator[Chunk]:
-        """Answer in a thread of its own and yield the text as it becomes final.
-
-        Closing the iterator stops the work and waits for it; an exception in it is raised here.
-        """
-        results: queue.SimpleQueue[Chunk | Generation | BaseException] = queue.SimpleQueue()
-        cancelled = threading.Event()
-        streamer = None
-        # With beams no token is final before the end, so one chunk comes.
-        if self.decoder.by_token(request.options):
-            streamer = self.pieces(
-                request,
-                lambda text: results.put(Chunk(text)),
-                lambda text: results.put(Chunk("", reasoning=text)),
-            )
-        autocast = autocast_here()
-
-        def run() -> None:
-            try:
-                with ExitStack() as scope:
-                    for mode in autocast:
-                        scope.enter_context(mode)
-                    results.put(self.answer(request, streamer, cancelled))
-            except BaseException as error:  # noqa: BLE001 - handed to the consumer, whatever it is
-                results.put(without_stop_iteration(error))
-
-        context = contextvars.copy_context()
-        worker = Worker(lambda: context.run(run), "rag-windows-stream", cancelled.set)
-
-        def chunks() -> Iterator[Chunk]:
-            worker.start()
-            try:
-                while not isinstance(piece := results.get(), Generation):
-                    if isinstance(piece, BaseException):
-                        raise piece
-                    yield piece
-                reasoning, text = rest_of(piece, streamer)
-                yield Chunk(text, piece, reasoning)
-            finally:
-                cancelled.set()
-                worker.join()
-
-        return chunks()
-
     def pieces(
         self,
         request: Request,
@@ -697,13 +646,14 @@ class Engine:
             raw=raw,
             reasoning=reasoning,
             supported=None if removal is None else is_supported(float(removal.gain.sum())),
-            statements=self._statements(request, ids, answer, weights, removal),
+            statements=self._statements(request, ids, written, answer, weights, removal),
         )
 
     def _statements(
         self,
         request: Request,
         ids: Sequence[int],
+        written: str,
         answer: str,
         weights: TokenWeights | None,
         removal: Removal | None,
@@ -711,11 +661,10 @@ class Engine:
         """The sentences of an answer, and the passages that carried each of them."""
         if weights is None or not request.citations:
             return ()
-        form = request.reasoning
-        detokenizer, parts = (
-            (self.text.detokenizer, None) if form is None else (form.detokenizer, form.parts())
-        )
-        spans = TextStream(detokenizer, request.stop, parts).spans(ids)
+        detokenizer = (self.text if request.reasoning is None else request.reasoning).detokenizer
+        # Behind the reasoning, and before a stop string.
+        start = max(0, written.rfind(answer))
+        spans = [(a - start, b - start) for a, b in detokenizer.spans(ids, written)]
         return statements(answer, spans, request.passages, weights, removal)
 
     def divided(self, request: Request, ids: Sequence[int]) -> tuple[str, str, str]:

@@ -14,7 +14,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from rag_windows import loading
-from rag_windows.batching.questions import answer_all, checked
+from rag_windows.batching.questions import answer_all, checked, stream
 from rag_windows.batching.scheduler import Scheduler, shared_scheduler
 from rag_windows.cache.encoder import CachedEncoder
 from rag_windows.cache.passage_cache import PassageCache, Size, in_home
@@ -344,7 +344,7 @@ class WindowedLM:
         """
         asked = BatchRequest.of({**arguments, "query": query, "passages": passages})
         engine, request = self.engine.ask(asked)
-        return engine.stream(request)
+        return stream(engine, request)
 
     # What `help` and editors show: the arguments by name.
     stream.__signature__ = inspect.signature(generate).replace(  # type: ignore[attr-defined]  # what inspect looks at first

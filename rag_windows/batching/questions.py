@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextvars
 import logging
+import queue
 import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, suppress
 from functools import cached_property
@@ -30,8 +31,9 @@ from rag_windows.loading import autocast_here
 from rag_windows.prefill import EncodedContext, Prefill
 from rag_windows.prompt.detokenize import Pieces
 from rag_windows.request import BatchRequest, Request
-from rag_windows.results import Generation, Timings
+from rag_windows.results import Chunk, Generation, Timings
 from rag_windows.sampling import BATCHING, FirstToken
+from rag_windows.threads import Worker
 
 OnText = Callable[[str], None]
 """Called with each piece of the text once it is final."""
@@ -162,13 +164,55 @@ class Question(Future[Generation]):
         return max(sizes)
 
     def exclusive_answer(self) -> Generation:
-        """The answer as `WindowedLM.generate` makes it."""
+        """The answer as `WindowedLM.generate` makes it, reported to its end."""
+        generation = self.answered()
+        self.tell_rest(generation)
+        return generation
+
+    def answered(self) -> Generation:
+        """The same, of which the rest (see `tell_rest`) is not reported."""
         with ExitStack() as scope:
             for mode in self.autocast:
                 scope.enter_context(mode)
-            generation = self.engine.answer(self.request, self.pieces, self.stopped)
-        self.tell_rest(generation)
-        return generation
+            return self.engine.answer(self.request, self.pieces, self.stopped)
+
+
+def stream(engine: Engine, request: Request) -> Iterator[Chunk]:
+    """Answer a question in a thread of its own and yield the text as it becomes final.
+
+    Closing the iterator stops the work and waits for it; an exception in it is raised here.
+    """
+    results: queue.SimpleQueue[Chunk | Generation | BaseException] = queue.SimpleQueue()
+    question = Question(
+        engine,
+        request,
+        exclusive=True,
+        on_text=lambda text: results.put(Chunk(text)),
+        on_reasoning=lambda text: results.put(Chunk("", reasoning=text)),
+    )
+
+    def run() -> None:
+        try:
+            results.put(question.context.copy().run(question.answered))
+        except BaseException as error:  # noqa: BLE001 - handed to the consumer, whatever it is
+            results.put(without_stop_iteration(error))
+
+    worker = Worker(run, "rag-windows-stream", question.stopped.set)
+
+    def chunks() -> Iterator[Chunk]:
+        worker.start()
+        try:
+            while not isinstance(piece := results.get(), Generation):
+                if isinstance(piece, BaseException):
+                    raise piece
+                yield piece
+            reasoning, text = rest_of(piece, question.pieces)
+            yield Chunk(text, piece, reasoning)
+        finally:
+            question.stopped.set()
+            worker.join()
+
+    return chunks()
 
 
 def _ignored(_: str) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import codecs
 import copy
 import json
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
+from itertools import accumulate, pairwise
 from typing import Any, Protocol, Self
 
 import torch
@@ -101,6 +103,22 @@ class Detokenizer:
         # A decoder may take the first token for the beginning of a text.
         single, both = self.text([id_]), self.text([id_, id_])
         return (both[len(single) :] if both.startswith(single) else single).encode()
+
+    def spans(self, ids: Sequence[int], text: str) -> list[tuple[int, int]]:
+        """Where in their ``text`` each id's part begins and ends.
+
+        The part of an id that ends within a character lacks that character; the next one has it.
+        """
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        parts = [decoder.decode(self.token_bytes(id_)) for id_ in ids]
+        whole = "".join(parts) + decoder.decode(b"", final=True)
+        if whole.endswith(text):
+            start = len(text) - len(whole)  # a space that the text leaves out
+        else:
+            stream, start = TextStream(self), 0
+            parts = [stream.feed([id_]) for id_ in ids]
+        ends = [max(0, end) for end in accumulate(map(len, parts), initial=start)]
+        return list(pairwise(ends))
 
     def token(self, id_: int) -> str | int | None:
         """What a decoder sees of an id: the byte that it stands for, or its spelling.
@@ -241,17 +259,6 @@ class TextStream:
         text = "".join([self._take(id_) for id_ in ids])
         self.stopped = self._cut or (bool(self._stop) and self._stops_openly())
         return text
-
-    def spans(self, ids: Sequence[int]) -> list[tuple[int, int]]:
-        """Where in the text for the user each token's part begins and ends.
-
-        A token whose text is settled with a later one has none; that one has both parts.
-        """
-        found, end = [], 0
-        for id_ in ids:
-            start, end = end, end + len(self.feed([id_]))
-            found.append((start, end))
-        return found
 
     def _take(self, id_: int) -> str:
         """`feed` for one token."""

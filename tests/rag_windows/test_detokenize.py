@@ -125,6 +125,37 @@ def test_a_stream_is_the_whole_text_and_nothing_of_it_is_taken_back(
 
 
 @pytest.mark.parametrize("name", [*NAMES, *DECODERS, "single bytes"])
+@given(data=st.data())
+def test_tokens_have_their_places_in_the_text_in_order(name: str, data: st.DataObject) -> None:
+    tokenizer = tokenizer_of(name)
+    ids = data.draw(st.lists(likely_ids(tokenizer), max_size=12))
+    detokenizer = Detokenizer(tokenizer)
+    text = detokenizer.text(ids)
+    end = 0
+    for start, stop in detokenizer.spans(ids, text):
+        assert end == start <= stop <= len(text)
+        end = stop
+    if not DECODERS.get(name, (None, True))[1]:
+        return
+    # An end that could still change is nobody's.
+    assert len(text) - end <= len(ids)
+
+
+@pytest.mark.parametrize("name", ["llama3", "llama2", "gpt2"])
+def test_a_token_stands_where_its_word_does(name: str) -> None:
+    tokenizer = tokenizer_of(name)
+    for text in ("The mill is old. Goats eat 🎉 grass here.", "你好。 Zwei Sätze."):
+        ids = tokenizer.encode(text, add_special_tokens=False)
+        detokenizer = Detokenizer(tokenizer)
+        whole = detokenizer.text(ids)
+        spans = detokenizer.spans(ids, whole)
+        assert "".join(whole[start:end] for start, end in spans) == whole
+        for number, (_, end) in enumerate(spans, start=1):
+            so_far = detokenizer.text(ids[:number])
+            assert whole[:end].startswith(so_far.rstrip("\ufffd"))
+
+
+@pytest.mark.parametrize("name", [*NAMES, *DECODERS, "single bytes"])
 def test_each_token_is_decoded_a_few_times_however_long_the_answer_is(name: str) -> None:
     tokenizer = copy.deepcopy(tokenizer_of(name))
     decode, decoded = tokenizer.decode, 0
