@@ -37,6 +37,7 @@ from rag_windows.errors import (
     InputError,
     LimitError,
     ModelError,
+    ProfileError,
     report_stop_iteration,
 )
 from rag_windows.generate import Decoder
@@ -183,6 +184,22 @@ class Engine:
         half = self.position_limit // 2 if self.position_limit else None
         self.max_window_tokens = max_window_tokens or half
         self.numbered = header in ("number", "number+title")
+
+    def weigh_heads(self, heads: Sequence[Sequence[float]]) -> None:
+        """Let the attention of each layer's heads count so much in citations.
+
+        Raises:
+            ProfileError: the model has other layers or heads.
+        """
+        config = self.model.config.get_text_config(decoder=True)
+        layers, found = int(config.num_hidden_layers), int(config.num_attention_heads)
+        if [len(one) for one in heads] != [found] * layers:
+            raise ProfileError(
+                f"The profile weighs {len(heads)} layers of {len(heads[0]) if heads else 0} heads, "
+                f"but this model has {layers} of {found}. Fit them again with `rag-windows eval "
+                "heads`."
+            )
+        self.decoder.head_weights = torch.tensor(heads, dtype=torch.float32)
 
     def with_cache(self, cache: PassageCache | bool | None) -> Self:
         """The same with another cache, or none."""
@@ -410,7 +427,7 @@ class Engine:
             query_ids,
             options={**request.options, "max_new_tokens": request.max_new_tokens},
             seed=request.seed,
-            record_weights=request.citations,
+            record_weights="citations" if request.citations else False,
             streamer=streamer,
             stopping=lambda length: self.criteria(request, first, cancelled, length),
         )

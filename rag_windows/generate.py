@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import torch
 from transformers import (
@@ -35,6 +35,7 @@ from rag_windows.sampling import (
     seeded,
 )
 from rag_windows.steps.ensemble import EnsembleLayout, make_view
+from rag_windows.steps.head_shares import head_shares
 from rag_windows.steps.likelihood import question_of, read_likeliest, rows_of
 from rag_windows.steps.query_attention import AttentionLayout, encode_again_for
 from rag_windows.steps.removal import Removal, chances
@@ -82,12 +83,17 @@ class Decoder:
     Args:
         model: the plain model, used where there are no windows.
         runner: of the same weights with our attention.
+
+    Attributes:
+        head_weights: (layers, heads) fp32: how much each head's attention counts in citations; None
+            for all alike.
     """
 
     def __init__(self, model: PreTrainedModel, runner: ModelEncoder) -> None:
         self.model = model
         self.runner = runner
         self._mirror = runner.model
+        self.head_weights: torch.Tensor | None = None
         self._derive()
 
     def follow(self) -> None:
@@ -178,6 +184,13 @@ class Decoder:
 
         return chances(self.runner, context, query_ids, answer_ids, layout, left_out)
 
+    def head_shares(
+        self, context: EncodedContext, query_ids: Sequence[int], answer_ids: Sequence[int]
+    ) -> torch.Tensor | None:
+        """How much each head looks at each passage; see `head_shares.head_shares`."""
+        self.follow()
+        return head_shares(self.runner, context, query_ids, answer_ids)
+
     def removal(
         self,
         context: EncodedContext,
@@ -267,7 +280,7 @@ class Decoder:
         *,
         options: Mapping[str, Any],
         seed: int | None = None,
-        record_weights: bool = False,
+        record_weights: bool | Literal["citations"] = False,
         streamer: BaseStreamer | None = None,
         stopping: Callable[[int], Sequence[StoppingCriteria]] = lambda _: (),
     ) -> Decoded:
@@ -278,7 +291,8 @@ class Decoder:
             query_ids: at least one token.
             options: of ``PreTrainedModel.generate``, but for those that `sampling` refuses.
             seed: of a private generator for sampling, or None for PyTorch's global one.
-            record_weights: whether to record attention weights; if not, they cost nothing.
+            record_weights: whether to record attention weights, for citations with `head_weights`;
+                if not, they cost nothing.
             streamer: as in transformers.
             stopping: from the number of tokens before the generated ones, the criteria beside
                 those in ``options``.
@@ -315,7 +329,9 @@ class Decoder:
                 kwargs["use_cache"] = True
                 kwargs["position_ids"] = torch.tensor(positions, device=device)
                 recorder = WeightRecorder(end - 1) if record_weights else None
-                scope.enter_context(use_layout(self.layout(context, recorder)))
+                layout = self.layout(context, recorder)
+                layout.head_weights = self.head_weights if record_weights == "citations" else None
+                scope.enter_context(use_layout(layout))
             scope.enter_context(seeded(seed, device))
             kwargs = with_config(kwargs)
             inputs = torch.tensor([prompt], dtype=torch.int64, device=device)

@@ -32,10 +32,12 @@ class Layout(ABC):
     Attributes:
         sliding_windows: per layer, how many positions a token sees, itself included; None for all.
         capture: where each layer's own keys and values are stored, or None.
+        head_weights: (layers, heads): how much what `record` takes counts; None for all alike.
     """
 
     sliding_windows: tuple[int | None, ...]
     capture: Capture | None = None
+    head_weights: torch.Tensor | None = None
 
     @property
     def weighs(self) -> bool:
@@ -210,6 +212,7 @@ class PromptLayout(Layout):
     shift: float = 0.0
     query_bias: float = 0.0
     recorder: WeightRecorder | None = None
+    head_weights: torch.Tensor | None = None
     _pass: _Pass | None = field(default=None, init=False, repr=False)
     _encoded: Segments | None = field(default=None, init=False, repr=False)
     _parts: list[LazyParts] = field(default_factory=list, init=False, repr=False)

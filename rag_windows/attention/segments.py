@@ -297,12 +297,16 @@ class SegmentWeights(NamedTuple):
 
     def summed(self) -> torch.Tensor:
         """Weights of the parts (parts, results), averaged over heads and summed over layers."""
+        return self.of_parts().mean(dim=-1).sum(dim=1)
+
+    def of_parts(self) -> torch.Tensor:
+        """Weights of the parts (parts, layers, results, heads)."""
         if not self.parts:
-            return self.shares.mean(dim=-1).sum(dim=0, keepdim=True)
+            return self.shares.unsqueeze(0)
         lse, parts = torch.stack(list(self.lse)), torch.stack(list(self.parts), dim=1)
         # A token that sees nothing of a segment has no share of it.
         within = torch.exp(parts - lse.clamp_min(_LOWEST))
-        return (within * self.shares).mean(dim=-1).sum(dim=1)
+        return within * self.shares
 
 
 class Weights(NamedTuple):

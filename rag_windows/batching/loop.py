@@ -175,7 +175,9 @@ class BatchLoop:
         now = self._plan
         lengths = [*self._caches.lengths]
         try:
-            logits, layout = read_rows(self._decoder.runner, now, self._caches, now.newest)
+            logits, layout = read_rows(
+                self._decoder.runner, now, self._caches, now.newest, self._decoder.head_weights
+            )
             largest = logits.argmax(dim=-1).tolist()
             now.keep(layout.recorded)
         except BaseException:

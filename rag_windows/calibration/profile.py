@@ -58,6 +58,7 @@ def _method(value: Any) -> Method:
 
 _Method = Annotated[Method, PlainValidator(_method), PlainSerializer(describe)]
 _Count = Annotated[int, Field(ge=0)]
+_Weight = Annotated[float, Field(ge=0)]
 _CHECKED = ConfigDict(strict=True, allow_inf_nan=False)
 
 
@@ -183,6 +184,8 @@ class Profile:
         examples: how many examples decided.
         folds: into how many parts they were dealt for the comparison.
         left_out: what was left out and why, one sentence each.
+        heads: by layer and head, how much its attention counts in citations, as `rag-windows eval
+            heads` fits it; None for all alike.
     """
 
     method: _Method
@@ -197,8 +200,12 @@ class Profile:
     seed: _Count
     left_out: tuple[str, ...]
     model: ModelFingerprint
+    heads: tuple[tuple[_Weight, ...], ...] | None = None
 
     def __post_init__(self) -> None:
+        heads = self.heads
+        if heads is not None and (len({*map(len, heads)}) != 1 or not any(map(any, heads))):
+            raise ValueError("heads must have a number for each head of each layer, some above 0")
         if any(set(self.criteria) - one.figures.keys() for one in self.settings):
             raise ValueError(f"some settings have no figures for the criteria {self.criteria}")
 

@@ -272,8 +272,10 @@ class BatchLayout(Layout):
         plan: Plan[Any],
         caches: RowCaches,
         positions: torch.Tensor,
+        head_weights: torch.Tensor | None = None,
     ) -> None:
         self.sliding_windows = sliding_windows
+        self.head_weights = head_weights
         self._plan = plan
         self._caches = caches
         self._layers: list[Weights] = []
@@ -341,13 +343,20 @@ class BatchLayout(Layout):
 
 
 def read_rows(
-    encoder: ModelEncoder, plan: Plan[Any], caches: RowCaches, wanted: torch.Tensor
+    encoder: ModelEncoder,
+    plan: Plan[Any],
+    caches: RowCaches,
+    wanted: torch.Tensor,
+    head_weights: torch.Tensor | None = None,
+    layout_kind: type[BatchLayout] = BatchLayout,
 ) -> tuple[torch.Tensor, BatchLayout]:
     """One forward pass over the fed tokens of all rows.
 
     Args:
         caches: those of the rows, which take in what is fed.
         wanted: (places,) int64, on the CPU: the tokens of the pass whose logits are computed.
+        head_weights: see `Layout`.
+        layout_kind: what records the pass.
 
     Returns:
         Logits (places, vocabulary), fp32, and what the pass recorded.
@@ -358,7 +367,7 @@ def read_rows(
     )
     device = input_device(encoder.model)
     fed = torch.tensor([[token for row in plan.rows for token in row.fed]], device=device)
-    layout = BatchLayout(encoder.sliding_windows, plan, caches, positions)
+    layout = layout_kind(encoder.sliding_windows, plan, caches, positions, head_weights)
     with use_layout(layout):
         output = encoder.model(
             fed,

@@ -8,7 +8,16 @@ from typing import Any
 import pytest
 import torch
 
-from rag_windows import APE, PCW, MateICL, Method, Sequential, StructuredPrompting, WindowedLM
+from rag_windows import (
+    APE,
+    PCW,
+    MateICL,
+    Method,
+    ProfileError,
+    Sequential,
+    StructuredPrompting,
+    WindowedLM,
+)
 from rag_windows.attention import backends
 from tests.parity import dense, float64, weighted, zoo
 from tests.parity.weighted import Weighed
@@ -115,3 +124,73 @@ def test_switched_off_nothing_is_computed(monkeypatch: pytest.MonkeyPatch) -> No
     assert (out.citations, out.prefix_mass, out.query_mass) == (None, None, None)
     with pytest.raises(AssertionError, match="was computed"):
         small.lm().generate("What?", ["One."], max_new_tokens=3)
+
+
+def by_head(model: Any, sliding: Any, rule: Any, query: list[int]) -> torch.Tensor:
+    """(layers, heads, windows + 2) weights of the last row, the sink left out."""
+    packed = dense.pack(PREFIX, WINDOWS, query)
+    rows: list[torch.Tensor] = []
+    original = dense.weights
+
+    def keep(*given: Any) -> torch.Tensor:
+        result = original(*given)
+        rows.append(result[0, :, -1])
+        return result
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dense, "weights", keep)
+        dense.logits(model, sliding, PREFIX, WINDOWS, query, rule)
+    segments = [*range(1, len(WINDOWS) + 1), 0, len(WINDOWS) + 1]
+    row = torch.stack(rows)
+    shares = torch.stack([row[..., packed.segments == s].sum(-1) for s in segments], dim=-1)
+    return (shares / shares.sum(-1, keepdim=True)).float()
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma2", "gemma3_text-sliding"])
+@pytest.mark.parametrize("rule", ["pcw", "ape"])
+def test_heads_count_as_much_as_they_are_weighed(name: str, rule: str) -> None:
+    model, (method, dense_rule) = zoo.shared(name), RULES[rule]
+    lm = WindowedLM.from_pretrained(model, tokenizer=None)
+    config = model.config
+    size = config.num_hidden_layers, config.num_attention_heads
+    heads = torch.rand(size, generator=torch.Generator().manual_seed(1))
+    lm.engine.weigh_heads(heads.tolist())
+    context = lm.encode_ids(PREFIX, WINDOWS, method=method)
+    options = {"max_new_tokens": 3, "do_sample": False}
+    decoder = lm.engine.decoder
+    made = decoder.generate(context, QUERY, options=options, record_weights="citations")
+    plain = decoder.generate(context, QUERY, options=options, record_weights=True)
+    assert made.sequences == plain.sequences
+    answer = made.sequences[0]
+    single = [
+        by_head(model, zoo.BY_NAME[name].sliding, dense_rule, [*QUERY, *answer[:step]])
+        for step in range(len(answer))
+    ]
+    expected = (torch.stack(single) * heads[None, :, :, None]).sum(dim=(0, 1, 2))
+    assert torch.allclose(torch.tensor(made.weights(0)), expected / expected.sum(), atol=1e-5)
+    uniform = torch.stack(single).mean(dim=(0, 1, 2))
+    assert torch.allclose(torch.tensor(plain.weights(0)), uniform, atol=1e-5)
+    shares = decoder.head_shares(context, QUERY, answer)
+    assert shares is not None
+    assert torch.allclose(shares, torch.stack(single).sum(dim=0)[..., :-2], atol=1e-4)
+    wrong = [[1.0]] * size[0]
+    with pytest.raises(ProfileError, match="Fit them again"):
+        lm.engine.weigh_heads(wrong)
+
+
+def test_a_batch_weighs_heads_as_one_answer_does() -> None:
+    lm = small.wrapped()
+    lm.engine.weigh_heads([[0.0, 2.0, 0.5, 0.0], [1.0, 0.0, 0.0, 3.0]])
+    asked: dict[str, Any] = {
+        "query": "Where?",
+        "passages": ["The mill is here.", "Goats eat.", "A road."],
+        "max_new_tokens": 6,
+        "do_sample": False,
+    }
+    alone, plain = lm.generate(**asked), small.lm().generate(**asked)
+    (batched,) = lm.generate_batch([asked])
+    for one, two, other in zip(
+        alone.citations or (), batched.citations or (), plain.citations or (), strict=True
+    ):
+        assert one.mass == pytest.approx(two.mass, abs=1e-5)
+        assert one.mass != pytest.approx(other.mass, abs=1e-3)
