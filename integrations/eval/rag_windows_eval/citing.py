@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import torch
 from scipy.stats import spearmanr
 
 from rag_windows import Passage, WindowedLM
@@ -18,7 +19,7 @@ from rag_windows.results import Citation, by_mass, carried
 from rag_windows_eval.passages import PassagesTask
 from rag_windows_eval.run import Answered, Condition, Generating
 from rag_windows_eval.run import Asked as AskedExample
-from rag_windows_eval.task import AnswerRecord, MetricScore, TaskExample
+from rag_windows_eval.task import Ablation, AnswerRecord, MetricScore, TaskExample
 
 HALVES = 8
 """Random halves of the passages that are left out, unless the user gives another number."""
@@ -71,7 +72,8 @@ _METRICS = (
 def _values(record: AnswerRecord, marked: set[Any], *, right: bool) -> dict[str, float]:
     """The figures of one answer, in percent or nats."""
     values = dict(record.effects)
-    read = [one for one in record.passages if one.mass]
+    # One prompt has no windows, and in a row that won no token a passage has no mass.
+    read = [one for one in record.passages if one.mass or one.spans]
     if not read:
         return values
     citations = [
@@ -108,6 +110,7 @@ class Citing:
 
     generating: Generating
     halves: int = HALVES
+    heads: bool = False
 
     def answer(
         self, lm: WindowedLM, condition: Condition, asked: Sequence[AskedExample]
@@ -116,26 +119,25 @@ class Citing:
         made = []
         for example, passages in asked:
             ((record, texts),) = self.generating.answer(lm, condition, [(example, passages)])
-            effects = self._effects(lm, condition, example, passages, record)
-            made.append((replace(record, effects=effects), texts))
+            made.append((self._measured(lm, condition, example, passages, record), texts))
         return made
 
-    def _effects(
+    def _measured(
         self,
         lm: WindowedLM,
         condition: Condition,
         example: TaskExample,
         passages: Sequence[Passage],
         record: AnswerRecord,
-    ) -> dict[str, float]:
-        """What the answer loses without several passages at once."""
+    ) -> AnswerRecord:
+        """The record with what the answer loses without several passages at once."""
         drops = {
             place: one.drop
             for place, one in enumerate(record.passages)
-            if one.drop is not None and one.mass
+            if one.drop is not None and one.spans
         }
         if len(drops) < 2 or not record.tokens:
-            return {}
+            return record
         arguments: dict[str, Any] = {
             "query": list(example.messages),
             "passages": passages,
@@ -172,4 +174,24 @@ class Citing:
             if len(set(sums_left)) > 1 and len(set(sums[len(first) :])) > 1:
                 rank = float(spearmanr(sums_left, sums[len(first) :]).statistic)
                 effects[f"lds_{name}"] = 100.0 * rank
-        return effects
+        ablations = [
+            Ablation(tuple(sorted(half)), logprob)
+            for half, logprob in zip(halves, sums[len(first) :], strict=True)
+        ]
+        shares = None
+        if self.heads:
+            shares = engine.decoder.head_shares(context, request.parts.query_ids, record.tokens)
+        return replace(
+            record,
+            effects=effects,
+            ablations=tuple(ablations),
+            heads=() if shares is None else _by_passage(shares, len(record.passages)),
+            layers=0 if shares is None else len(shares),
+        )
+
+
+def _by_passage(shares: torch.Tensor, passages: int) -> tuple[tuple[float, ...], ...]:
+    """Shares (layers, heads, groups) as a row for each passage, rounded; none if it has none."""
+    rows = [tuple(round(one, 6) for one in row) for row in shares.flatten(0, 1).T.tolist()]
+    rows += [()] * (passages - len(rows))
+    return tuple(row if any(row) else () for row in rows)

@@ -55,6 +55,16 @@ class ReadPassage:
 
 
 @dataclass(frozen=True, slots=True)
+class Ablation:
+    """How likely an answer is, in nats, without some passages, named by their places."""
+
+    __pydantic_config__ = STRICT
+
+    left_out: tuple[Count, ...]
+    logprob: float
+
+
+@dataclass(frozen=True, slots=True)
 class AnswerRecord:
     """One question, by its example's key, answered by one condition; passages are best first.
 
@@ -62,8 +72,10 @@ class AnswerRecord:
     passages that did not fit the model's positions, and ``scores`` are log-probabilities in nats.
     A question with an ``error`` is asked again when the run goes on. Where ``warm_s`` is there,
     ``ttft_s`` are the seconds to the first token with an empty cache, and ``warm_s`` those with the
-    windows that this asking left in it. ``tokens`` are those of the answer, and ``effects`` what
-    was measured of its citations, in nats or percent; both of a `CitationsTask` only.
+    windows that this asking left in it. Of a `CitationsTask` only: ``tokens`` are those of the
+    answer, ``effects`` what was measured of its citations, in nats or percent, ``ablations`` how
+    likely it is without halves of the passages, and ``heads`` for each passage how much each head
+    of each of the ``layers`` looked at it.
     """
 
     __pydantic_config__ = STRICT
@@ -92,6 +104,9 @@ class AnswerRecord:
     supported: bool | None = None
     tokens: tuple[Count, ...] = ()
     effects: Mapping[str, float] = field(default_factory=dict)
+    ablations: tuple[Ablation, ...] = ()
+    heads: tuple[tuple[float, ...], ...] = ()
+    layers: Count = 0
 
 
 class _Timing(BaseModel):

@@ -290,7 +290,7 @@ def test_a_sentence_names_its_sources(
     words.nth(1).hover()
     assert sources.nth(1).is_visible()
     box = sources.nth(1).bounding_box()
-    assert 0 <= box["x"]
+    assert box["x"] >= 0
     assert box["x"] + box["width"] <= size[0]
     assert words.nth(1).get_attribute("aria-describedby") == sources.nth(1).get_attribute("id")
     assert tab.evaluate("window.hacked") is None

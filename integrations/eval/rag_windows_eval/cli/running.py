@@ -10,7 +10,7 @@ import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import quote
@@ -122,7 +122,7 @@ class Evaluation:
     conditions: tuple[runs.Condition, ...]
     search: runs.Search
     generating: runs.Generating
-    halves: int = citing.HALVES
+    citing_options: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -131,7 +131,7 @@ class Evaluation:
         source: DataOptions,
         depths: Sequence[int | None],
         searching: Mapping[str, Any],
-        halves: int = citing.HALVES,
+        citing_options: Mapping[str, Any] | None = None,
     ) -> Evaluation:
         """The evaluation of a command's options; reads the data."""
         conditions, task, search = compared(asking, depths), source.task(), runs.Search(**searching)
@@ -146,7 +146,7 @@ class Evaluation:
         generating = runs.Generating.of(task, asking.system, asking.max_new_tokens, asking.seed)
         if isinstance(task, citing.CitationsTask):
             generating = replace(generating, citations="removal")
-        return cls(source, task, conditions, search, generating, halves)
+        return cls(source, task, conditions, search, generating, citing_options or {})
 
     @property
     def answerer(self) -> runs.Answerer:
@@ -154,7 +154,7 @@ class Evaluation:
         if isinstance(self.task, icl.IclTask):
             return functools.partial(self.task.answer, self.generating.prefix)
         if isinstance(self.task, citing.CitationsTask):
-            return citing.Citing(self.generating, self.halves).answer
+            return citing.Citing(self.generating, **self.citing_options).answer
         return self.generating.answer
 
     def manifest(self, model: runs.Described) -> runs.Manifest:
@@ -257,14 +257,17 @@ def evaluate(
     top_k: Sequence[int | None],
     searching: dict[str, Any],
     *,
-    halves: int = citing.HALVES,
+    citing_options: Mapping[str, Any] | None = None,
     **chosen: Any,
 ) -> None:
-    """Answer what is missing, score and show; ``chosen`` are options of the data."""
+    """Answer what is missing, score and show.
+
+    ``chosen`` are options of the data, and ``citing_options`` those of `citing.Citing`.
+    """
     source = DataOptions(
         kind=kind, data=data, limit=asking.limit, options=chosen, command=command()
     )
-    one = Evaluation.of(asking, source, top_k, searching, halves)
+    one = Evaluation.of(asking, source, top_k, searching, citing_options)
     with models(asking, over) as (model, ask):
         manifest = one.manifest(model)
         path = asking.out or default_folder(one.task.name, asking.name, [manifest])
