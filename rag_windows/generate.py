@@ -182,7 +182,7 @@ class Decoder:
         def layout(one: EncodedContext) -> EnsembleLayout:
             return cast(EnsembleLayout, self.layout(one))
 
-        return chances(self.runner, context, query_ids, answer_ids, layout, left_out)
+        return chances(self.runner, context, query_ids, answer_ids, layout, self.forward, left_out)
 
     def head_shares(
         self, context: EncodedContext, query_ids: Sequence[int], answer_ids: Sequence[int]

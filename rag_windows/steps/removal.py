@@ -84,6 +84,7 @@ def chances(
     query_ids: Sequence[int],
     answer_ids: Sequence[int],
     layout: Callable[[EncodedContext], EnsembleLayout],
+    forward: Callable[..., torch.Tensor],
     left_out: Sequence[Collection[int]],
 ) -> list[torch.Tensor]:
     """How likely an answer of at least one token is behind a query without some passages.
@@ -93,6 +94,7 @@ def chances(
     Args:
         context: what the query reads, settled; see `EncodedContext`.
         layout: gives that of an ensemble's queries against a context.
+        forward: `Decoder.forward`, for answers with more logits than one pass may give.
         left_out: citation groups that are left out, each time.
 
     Returns:
@@ -104,11 +106,13 @@ def chances(
     if members:
         asked = {index: contexts[index] for index in members}
         found |= _of_members(encoder, context, asked, query_ids, answer_ids, layout)
-    rows = [
-        (index, FedRow(one, [*query_ids, *answer_ids[:-1]]))
-        for index, one in enumerate(contexts)
-        if index not in found
-    ]
+    vocabulary = int(encoder.model.config.get_text_config(decoder=True).vocab_size)
+    most = max(1, MAX_LOGITS // vocabulary)
+    left = [index for index in range(len(contexts)) if index not in found]
+    if len(answer_ids) > most:
+        found |= {i: _in_pieces(forward, contexts[i], query_ids, answer_ids, most) for i in left}
+        left = []
+    rows = [(index, FedRow(contexts[index], [*query_ids, *answer_ids[:-1]])) for index in left]
     for chunk in _chunks(encoder, rows, len(answer_ids)):
         plan, last = Plan([row for _, row in chunk], 0), len(answer_ids)
         wanted = (plan.newest.unsqueeze(1) + torch.arange(1 - last, 1)).flatten()
@@ -136,6 +140,30 @@ def _chunks(
         chunk.append(one)
     if chunk:
         yield chunk
+
+
+def _in_pieces(
+    forward: Callable[..., torch.Tensor],
+    context: EncodedContext,
+    query_ids: Sequence[int],
+    answer_ids: Sequence[int],
+    most: int,
+) -> torch.Tensor:
+    """The same of one context, so many tokens of the answer at a time."""
+    ids = torch.tensor([[*query_ids, *answer_ids[:-1]]])
+    cache, past = context.new_cache(), 0
+    found = []
+    # The query's last token predicts the answer's first one.
+    for end in range(len(query_ids) - 1, ids.shape[1] + most, most):
+        piece = ids[:, past : min(end, ids.shape[1])]
+        if not piece.shape[1]:
+            continue
+        at, tokens = past - len(query_ids) + 1, piece.shape[1]
+        logits = forward(context, piece, cache, past, last=tokens if at >= 0 else 1)
+        past += tokens
+        if at >= 0:
+            found.append(_chances(logits[0].float(), answer_ids[at : at + tokens]))
+    return torch.cat(found)
 
 
 def _of_members(

@@ -17,6 +17,7 @@ from rag_windows import (
     WindowedLM,
     with_neighbours,
 )
+from rag_windows.steps import removal
 from tests.parity import zoo
 from tests.rag_windows import small
 
@@ -131,6 +132,36 @@ def test_other_architectures(name: str, method: str) -> None:
     for group, own in found.without.items():
         left = [number for number in read if number != group]
         assert torch.allclose(own, expected(left), atol=1e-4), group
+
+
+@pytest.mark.parametrize("most", [1, 3, 50])
+@pytest.mark.parametrize("method", ["ape", "pced", "query-likelihood:retrieve=2+sequential"])
+def test_a_long_answer_is_read_in_pieces(
+    monkeypatch: pytest.MonkeyPatch, method: str, most: int
+) -> None:
+    """As many tokens in a pass as its logits allow; a query of one token, too."""
+    lm, answer = small.lm(), [12, 40, 41, 9, 33, 70, 12]
+    for query in ([99, 65, 5], [99]):
+        context = lm.encode_ids([0, 4], [[80, 81, 82], [33, 44], [7, 8, 9, 10]], method=method)
+        context = lm.engine.decoder.for_query(context, query)
+        whole = lm.engine.decoder.removal(context, query, answer)
+        with monkeypatch.context() as patch:
+            patch.setattr(removal, "MAX_LOGITS", most * lm.engine.decoder.vocabulary)
+            pieces = lm.engine.decoder.removal(context, query, answer)
+        assert torch.allclose(pieces.none, whole.none, atol=1e-4)
+        assert torch.allclose(pieces.whole, whole.whole, atol=1e-4)
+        assert pieces.without.keys() == whole.without.keys()
+        for group, own in whole.without.items():
+            assert torch.allclose(pieces.without[group], own, atol=1e-4)
+
+
+def test_one_prompt_of_the_guard_leaves_nothing_out() -> None:
+    lm = small.lm()
+    made = lm.generate("Where?", ["One.", "Two."], citations="removal", fallback="sequential")
+    assert made.fallback is not None
+    assert made.fallback.taken
+    assert made.supported is None
+    assert any("none can be left out" in note.message for note in made.notes)
 
 
 def test_cached_split_and_batched_alike() -> None:
