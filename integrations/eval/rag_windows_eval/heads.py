@@ -16,8 +16,7 @@ import numpy.typing as npt
 from scipy.optimize import nnls
 from scipy.stats import spearmanr
 
-from rag_windows.calibration.compare import bootstrap
-from rag_windows.calibration.profile import Mean
+from rag_windows.calibration import Mean, bootstrap
 from rag_windows.errors import DataError
 from rag_windows_eval.task import AnswerRecord
 
@@ -32,7 +31,7 @@ LEAST = 20
 
 
 @dataclass(frozen=True, slots=True)
-class Answered:
+class AblatedAnswer:
     """One answer: what its heads looked at, and how likely it is without some passages.
 
     Attributes:
@@ -48,7 +47,7 @@ class Answered:
     logprobs: Array
 
     @classmethod
-    def of(cls, record: AnswerRecord) -> Answered | None:
+    def of(cls, record: AnswerRecord) -> AblatedAnswer | None:
         """That of a record; None where nothing can be learned from it."""
         read = [place for place, heads in enumerate(record.heads) if heads]
         if len(read) < 3 or len({one.logprob for one in record.ablations}) < 2:
@@ -95,7 +94,7 @@ def fit(records: Sequence[AnswerRecord], layers: int, *, seed: int = 0) -> Fitte
     Raises:
         DataError: too few of them can be used.
     """
-    found = [one for one in map(Answered.of, records) if one is not None]
+    found = [one for one in map(AblatedAnswer.of, records) if one is not None]
     if len(found) < LEAST:
         raise DataError(
             f"Only {len(found)} answers say what each head looked at, and at least {LEAST} are "
@@ -120,7 +119,7 @@ def fit(records: Sequence[AnswerRecord], layers: int, *, seed: int = 0) -> Fitte
     )
 
 
-def _solved(answers: Sequence[Answered], strength: float) -> Array:
+def _solved(answers: Sequence[AblatedAnswer], strength: float) -> Array:
     """Weights (layers x heads) of at least 0, by ridge regression towards equal ones."""
     inputs, targets = (
         np.concatenate(parts) for parts in zip(*map(_equations, answers), strict=True)
@@ -135,7 +134,7 @@ def _solved(answers: Sequence[Answered], strength: float) -> Array:
     return weights if weights.any() else np.ones(size)
 
 
-def _equations(answer: Answered) -> tuple[Array, Array]:
+def _equations(answer: AblatedAnswer) -> tuple[Array, Array]:
     """Sums over what is left and log-probabilities, centred, in units of the latter's spread."""
     inputs, spread = answer.left @ answer.heads, answer.logprobs.std()
     return (inputs - inputs.mean(axis=0)) / spread, (
@@ -143,7 +142,7 @@ def _equations(answer: Answered) -> tuple[Array, Array]:
     ) / spread
 
 
-def _strength(answers: Sequence[Answered]) -> float:
+def _strength(answers: Sequence[AblatedAnswer]) -> float:
     """The strength that does best on folds that did not fit."""
 
     def mean(strength: float) -> float:
