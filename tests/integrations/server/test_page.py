@@ -280,7 +280,7 @@ def test_a_sentence_names_its_sources(
     assert not sources.nth(1).is_visible()
     # By keyboard alone, in the order of the text.
     words.first.focus()
-    assert sources.first.inner_text() == "Goats 40%, -3.3 nats without it, supports it"
+    assert sources.first.inner_text() == "Goats 40%, supports it, −3.3 nats without it"
     tab.keyboard.press("Tab")
     assert not sources.first.is_visible()
     assert sources.nth(1).is_visible()

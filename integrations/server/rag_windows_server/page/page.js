@@ -268,7 +268,8 @@ function sentence(said, citations) {
 function lossOf({ drop, supports }) {
   if (drop == null) return "";
   const proof = { yes: ", supports it", unsure: ", may support it" }[supports] ?? "";
-  return `, ${(-drop).toFixed(1)} nats without it${proof}`;
+  const loss = (drop > 0 ? "−" : "+") + Math.abs(drop).toFixed(1);
+  return `${proof}, ${loss} nats without it`;
 }
 
 // A row with name, bar and share of the attention; a click opens the text.
@@ -287,7 +288,7 @@ function passage(one, place) {
   const text = make("div", { className: "text", dir: "auto", textContent: one.text ?? "" });
   if (one.text == null) text.textContent = "The server does not show this text.";
   const loss = lossOf(one).slice(2);
-  const proof = loss ? [make("p", { className: "soft", textContent: `The answer: ${loss}.` })] : [];
+  const proof = loss ? [make("p", { className: "soft", textContent: `For the answer: ${loss}.` })] : [];
   return make("details", { className: "passage" }, summary, ...proof, text);
 }
 
