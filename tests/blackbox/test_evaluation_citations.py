@@ -180,3 +180,22 @@ def test_fitted_weights_go_into_a_profile_and_back(run: Run, tmp_path: Path) -> 
         assert refused.exit_code == 2
         assert why in refused.stderr
     assert not Path("x.json").exists()
+
+
+@pytest.mark.parametrize("kind", ["passages", "citations"])
+def test_more_questions_go_on_where_fewer_stopped(run: Run, tmp_path: Path, kind: str) -> None:
+    data = questions(tmp_path / "q.jsonl", 3)
+    args = ("eval", kind, "--data", data, "--model", "tiny-reader", "--max-new-tokens", "2")
+    args = (*args, "--methods", "ape", "--out", "run")
+    assert run(*args, "--limit", "1").exit_code == 0
+    first = Path("run/records.jsonl").read_text()
+    for more in (("--limit", "2"), ()):
+        result = run(*args, *more)
+        assert result.exit_code == 0, result.stderr
+        assert Path("run/records.jsonl").read_text().startswith(first)
+    assert len(Path("run/records.jsonl").read_text().splitlines()) == 3
+    fewer = run(*args, "--limit", "2")
+    assert fewer.exit_code == 2
+    assert "other settings" in fewer.stderr
+    other = run(*args, "--seed", "4")
+    assert other.exit_code == 2

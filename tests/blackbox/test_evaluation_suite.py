@@ -143,7 +143,7 @@ def test_a_suite_goes_on_with_the_sets_that_it_lacks(suite: Eval, files: Path) -
     assert more.exit_code == 0, more.stderr
     assert records(files / "out" / "connected-aliases") == before
     assert len(records(files / "out" / "long")) == 12
-    other = suite("long", "--limit", "7", "--out", "out")
+    other = suite("long", "--limit", "5", "--out", "out")
     assert other.exit_code == 2
     assert "other settings" in other.stderr
 

@@ -161,6 +161,16 @@ class Manifest(BaseModel, extra="forbid"):
         made = {"settings": settings, "made_with": [model.made_with], "keys": keys}
         return cls.model_validate_json(json.dumps(made))
 
+    def differing(self, earlier: Manifest) -> list[str]:
+        """What keeps this run from going on where an earlier one stopped.
+
+        More questions of the same data do not.
+        """
+        there, now = earlier.settings, self.settings
+        if len(self.keys) > len(earlier.keys) and self.keys[: len(earlier.keys)] == earlier.keys:
+            there, now = _any_number(there), _any_number(now)
+        return differences(there, now)
+
     @property
     def conditions(self) -> tuple[Condition, ...]:
         """The conditions, in order; their methods may be unknown here."""
@@ -168,6 +178,15 @@ class Manifest(BaseModel, extra="forbid"):
             Condition(name.removesuffix(f"@{one['top_k']}"), top_k=one["top_k"])
             for name, one in self.settings.get("arms", {}).items()
         )
+
+
+def _any_number(settings: dict[str, Any]) -> dict[str, Any]:
+    """Settings without how many questions are asked."""
+    task = {name: one for name, one in settings["task"].items() if name not in _HOW_MANY}
+    return {**settings, "task": task, "examples": None}
+
+
+_HOW_MANY = ("questions", "limit")
 
 
 def differences(there: dict[str, Any], now: dict[str, Any]) -> list[str]:
@@ -263,16 +282,14 @@ class RunFolder:
                 _remove_run(folder)
             elif known:
                 earlier = read(folder / MANIFEST).json(Manifest)
-                if different := differences(earlier.settings, manifest.settings):
+                if different := manifest.differing(earlier):
                     raise InputError(
                         f"{folder} holds a run with other settings: {'; '.join(different)}. "
                         "Remove it and start again with --fresh, or name another folder with "
                         "--out."
                     )
-                if earlier.made_with[-1] == manifest.made_with[0]:
-                    manifest = earlier
-                else:
-                    manifest.made_with = (*earlier.made_with, *manifest.made_with)
+                same = earlier.made_with[-1:] == manifest.made_with
+                manifest.made_with = (*earlier.made_with, *(() if same else manifest.made_with))
             write_whole(folder / MANIFEST, manifest.model_dump_json(indent=1) + "\n")
             cut_torn(folder / RECORDS)
             cut_torn(folder / PASSAGES)
