@@ -127,13 +127,21 @@ class Example:
         """Make an example from one, or from a mapping as a line of JSONL holds it.
 
         Its keys are ``query`` (or ``question``), ``passages``, ``answer`` (or ``answers``) and
-        ``kind``.
+        ``kind``. A passage's ``right``, by which `rag-windows eval passages` knows it, counts for
+        nothing here, so that both take the same file.
         """
         if isinstance(value, Example):
             return value
         if not isinstance(value, Mapping):
             raise InputError(f"An example must be an Example or a mapping, not {value!r}.")
         given = {key: one for key, one in value.items() if one is not None}
+        if isinstance(given.get("passages"), list):
+            given["passages"] = [
+                {key: part for key, part in one.items() if key != "right"}
+                if isinstance(one, Mapping)
+                else one
+                for one in given["passages"]
+            ]
         try:
             named = {"query": given.pop("question", None), "answer": given.pop("answers", None)}
             return cls(**{**named, **given})
