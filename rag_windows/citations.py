@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -84,21 +84,26 @@ def _judged(
     if removal is None:
         return tuple(citations)
     drops = {group: float(drop[tokens].sum()) for group, drop in removal.drops.items()}
-    return judged(citations, drops, float(removal.gain[tokens].sum()))
+    return judged(citations, drops, float(removal.gain[tokens].sum()), removal.read)
 
 
 def judged(
-    citations: Iterable[Citation], drops: Mapping[int, float], gain: float
+    citations: Iterable[Citation],
+    drops: Mapping[int, float],
+    gain: float,
+    read: Collection[int],
 ) -> tuple[Citation, ...]:
     """Citations with what an answer loses without each passage, and what follows from it.
 
-    "yes" from `SUPPORT_NATS` on. If no passage reaches that, although all together do, several of
-    them say the same: those that got as much attention as `carried` asks for are "unsure".
+    "yes" from `SUPPORT_NATS` on. If no passage reaches that, although all together do, it may be
+    that several say the same: those that the answer loses something without, and that got as much
+    attention as `carried` asks for, are "unsure".
 
     Args:
         citations: one for each passage.
         drops: in nats, of the passages that were left out.
         gain: what the answer gains by all passages together, in nats.
+        read: the passages that were read; the others lose nothing.
     """
     given = tuple(citations)
     supported = is_supported(gain)
@@ -106,10 +111,12 @@ def judged(
     close = {one.passage for one in by_mass(given)} if shared else set()
 
     def of(one: Citation) -> Citation:
-        drop = drops.get(one.passage, None if one.mass > 0 else 0.0)
+        drop = drops.get(one.passage, None if one.passage in read else 0.0)
         if drop is None:
             return one
         supports: Support = "yes" if supported and drop >= SUPPORT_NATS else "no"
-        return replace(one, drop=drop, supports="unsure" if one.passage in close else supports)
+        if one.passage in close and drop > 0:
+            supports = "unsure"
+        return replace(one, drop=drop, supports=supports)
 
     return tuple(map(of, given))

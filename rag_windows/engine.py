@@ -42,6 +42,7 @@ from rag_windows.errors import (
 )
 from rag_windows.generate import Decoder
 from rag_windows.guard import few_short_passages, guard_of, multi_hop
+from rag_windows.loading import input_device
 from rag_windows.methods import APE, PCW, Auto, Method, QueryLikelihood, Sequential, linked, resolve
 from rag_windows.passage import Passage, WindowTokens, refuse_single, with_neighbours
 from rag_windows.prefill import (
@@ -199,7 +200,8 @@ class Engine:
                 f"but this model has {layers} of {found}. Fit them again with `rag-windows eval "
                 "heads`."
             )
-        self.decoder.head_weights = torch.tensor(heads, dtype=torch.float32)
+        device = input_device(self.model)
+        self.decoder.head_weights = torch.tensor(heads, dtype=torch.float32, device=device)
 
     def with_cache(self, cache: PassageCache | bool | None) -> Self:
         """The same with another cache, or none."""
@@ -431,12 +433,13 @@ class Engine:
             streamer=streamer,
             stopping=lambda length: self.criteria(request, first, cancelled, length),
         )
-        timings = Timings.of(request.started, encoded_at, first.seen_at)
         stopped_early = cancelled is not None and cancelled.is_set()
-        found = [
-            (ids, decoded.token_weights(index) if request.citations else None)
-            for index, ids in enumerate(decoded.sequences)
-        ]
+        found = []
+        for index, ids in enumerate(decoded.sequences):
+            weights = decoded.token_weights(index) if request.citations else None
+            removal = self.removal(request, context, ids, weights, cancelled)
+            found.append((ids, weights, removal))
+        timings = Timings.of(request.started, encoded_at, first.seen_at)
         results = [
             self.generation(
                 request,
@@ -450,9 +453,9 @@ class Engine:
                 chosen=context.chosen,
                 fallback=fallback,
                 raw=decoded.raw,
-                removal=self.removal(request, context, ids, weights, cancelled),
+                removal=removal,
             )
-            for ids, weights in found
+            for ids, weights, removal in found
         ]
         return replace(results[0], alternatives=tuple(results[1:]))
 
@@ -466,17 +469,24 @@ class Engine:
     ) -> Removal | None:
         """What an answer loses without each passage, if that was asked for and there is any.
 
-        ``weights`` are as in `generation`; what was cancelled is not looked at any more.
+        ``weights`` are as in `generation`. What is cancelled ends between two passes, without.
         """
         asked = request.removals
-        stopped = cancelled is not None and cancelled.is_set()
-        if asked is None or context.windows is None or not ids or stopped:
+        if asked is None or context.windows is None or not ids:
             return None
+
+        def check() -> None:
+            if cancelled is not None and cancelled.is_set():
+                raise PrefillCancelledError("The question was cancelled.")
+
         groups = list(dict.fromkeys(context.groups))
         if asked.top is not None and weights is not None:
             masses = shares_of(weights)
             groups = sorted(groups, key=lambda group: -masses[group])[: asked.top]
-        return self.decoder.removal(context, request.parts.query_ids, ids, groups)
+        try:
+            return self.decoder.removal(context, request.parts.query_ids, ids, groups, check)
+        except PrefillCancelledError:
+            return None
 
     def warm(
         self,
@@ -663,7 +673,7 @@ class Engine:
             raw=raw,
             reasoning=reasoning,
             supported=None if removal is None else is_supported(float(removal.gain.sum())),
-            statements=self._statements(request, ids, written, answer, weights, removal),
+            statements=self._statements(request, ids, written, text, answer, weights, removal),
         )
 
     def _statements(
@@ -671,6 +681,7 @@ class Engine:
         request: Request,
         ids: Sequence[int],
         written: str,
+        text: str,
         answer: str,
         weights: TokenWeights | None,
         removal: Removal | None,
@@ -679,8 +690,8 @@ class Engine:
         if weights is None or not request.citations:
             return ()
         detokenizer = (self.text if request.reasoning is None else request.reasoning).detokenizer
-        # Behind the reasoning, and before a stop string.
-        start = max(0, written.rfind(answer))
+        # What is for the user stands behind the reasoning.
+        start = max(0, written.rfind(text))
         spans = [(a - start, b - start) for a, b in detokenizer.spans(ids, written)]
         return statements(answer, spans, request.passages, weights, removal)
 

@@ -174,6 +174,7 @@ class Decoder:
         query_ids: Sequence[int],
         answer_ids: Sequence[int],
         left_out: Sequence[Collection[int]],
+        check: Callable[[], None] = lambda: None,
     ) -> list[torch.Tensor]:
         """How likely an answer is when some passages are left out; see `removal.chances`."""
         self.follow()
@@ -182,7 +183,9 @@ class Decoder:
         def layout(one: EncodedContext) -> EnsembleLayout:
             return cast(EnsembleLayout, self.layout(one))
 
-        return chances(self.runner, context, query_ids, answer_ids, layout, self.forward, left_out)
+        return chances(
+            self.runner, context, query_ids, answer_ids, layout, self.forward, left_out, check
+        )
 
     def head_shares(
         self, context: EncodedContext, query_ids: Sequence[int], answer_ids: Sequence[int]
@@ -197,13 +200,14 @@ class Decoder:
         query_ids: Sequence[int],
         answer_ids: Sequence[int],
         groups: Sequence[int] | None = None,
+        check: Callable[[], None] = lambda: None,
     ) -> Removal:
         """What an answer loses without each passage, named by citation group; None for all."""
         read = list(dict.fromkeys(context.groups))
         groups = read if groups is None else list(groups)
         asked = [(), *((group,) for group in groups), read]
-        whole, *left, none = self.chances(context, query_ids, answer_ids, asked)
-        return Removal(whole, dict(zip(groups, left, strict=True)), none)
+        whole, *left, none = self.chances(context, query_ids, answer_ids, asked, check)
+        return Removal(whole, dict(zip(groups, left, strict=True)), none, tuple(read))
 
     def _check_layers(self, context: EncodedContext) -> None:
         """Refuse another model's keys and values: layers beyond ours would never be read."""

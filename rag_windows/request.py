@@ -176,7 +176,7 @@ def check_removals(removals: Removals | None, method: Method) -> None:
     if reason is not None:
         raise InputError(
             f"citations='removal' leaves passages out of what was read, but {method.name!r} "
-            f"{reason}. Use citations=True, or a method such as 'auto', 'ape' or 'pced'."
+            f"{reason}. Use citations by attention, or a method such as 'auto', 'ape' or 'pced'."
         )
 
 

@@ -45,7 +45,7 @@ def _blocks(text: str) -> Iterator[tuple[int, int]]:
     while line < len(lines):
         last = code.get(line, line + 1)
         block = "".join(lines[line:last])
-        if line in code:
+        if line in code or block.lstrip().startswith("|"):
             yield start, start + len(block)
         else:
             mark = _MARK.match(block)

@@ -17,6 +17,7 @@ from rag_windows.loading import input_device, layer_devices
 from rag_windows.methods import Method, QueryLikelihood, Sequential
 from rag_windows.prefill import PASS_TOKENS, ToEncode
 from rag_windows.request import Request
+from rag_windows.steps.ensemble import MAX_LOGITS
 from rag_windows.steps.likelihood import MOST_TOKENS
 
 DEFAULT_SHARE = "75%"
@@ -40,6 +41,7 @@ class Need:
         rows: of a forward pass that it takes.
         passes: of each window with the tokens that it sees in front of itself while it is encoded;
             empty where those are none.
+        removals: passages that are left out of it afterwards, for which query and answer run again.
     """
 
     own: int
@@ -50,6 +52,7 @@ class Need:
     refined: bool = False
     rows: int = 1
     passes: tuple[int, ...] = ()
+    removals: int = 0
 
 
 def need_of(request: Request, sequences: int = 1) -> Need:
@@ -82,6 +85,7 @@ def need_of(request: Request, sequences: int = 1) -> Need:
         refined=method.refinement is not None,
         rows=rows,
         passes=tuple(seen) if any(before) else (),
+        removals=0 if request.removals is None else len(request.passages),
     )
 
 
@@ -146,7 +150,8 @@ class Sizes:
         experts = int(getattr(config, "num_experts_per_tok", None) or 1)
         self._fed_token = number * (8 * width + experts * (2 * width + 4 * inner))
         # Logits in the model's dtype, in fp32, and what processors make of them.
-        self._row = int(config.vocab_size) * (number + 12)
+        self._logit = number + 12
+        self._row = int(config.vocab_size) * self._logit
 
     def batch(self, needs: Sequence[Need], windows: int, capacity: tuple[int, int]) -> int:
         """What questions of one batch take together.
@@ -190,7 +195,14 @@ class Sizes:
         fed = [need.fed * need.rows for need in needs]
         together = min(sum(fed), max(self._pass_tokens, *fed))
         passes.append(together * (self._fed_token + self.token))
-        return max(passes) + sum(need.rows for need in needs) * self._row
+        logits = sum(need.rows for need in needs) * self._row
+        for need in needs:
+            if need.removals:
+                again = need.fed + need.new
+                rows = min(need.removals + 2, max(1, self._pass_tokens // again))
+                passes.append(rows * again * (self._fed_token + self.token))
+                logits = max(logits, min(rows * need.new * self._row, MAX_LOGITS * self._logit))
+        return max(passes) + logits
 
 
 class Budget:

@@ -54,7 +54,6 @@ class Question(Future[Generation]):
         prefill: gives what it reads; None before and afterwards.
         due: when a prefill that waits for others may go on; else 0.
         counts: of tokens and windows that were computed for it or found.
-        read: what its answer is written from, where passages are to be left out of it afterwards.
     """
 
     def __init__(
@@ -81,7 +80,6 @@ class Question(Future[Generation]):
         self.prefill: Prefill[EncodedContext] | None = None
         self.due = self.encoded_at = 0.0
         self.counts: dict[str, Any] = {}
-        self.read: EncodedContext | None = None
         self.pieces: Pieces | None = None
         self._on_text = on_text or _ignored
         self._on_reasoning = on_reasoning or _ignored
@@ -233,6 +231,8 @@ def checked(
     separate = (
         reader is not engine
         or request.guard is not None
+        # Its answer is read again for each passage, for which the others should not wait.
+        or request.removals is not None
         or method.combination is not None
         or not served(engine.decoder, request.options)
         # The rotary tables of the plain model grow with such a prompt, those of a batch don't.
@@ -392,7 +392,6 @@ class Batch:
             "cached_windows": context.cached_windows,
             "chosen": context.chosen,
         }
-        question.read = None if request.removals is None else context
         prompt = len(context.prefix_ids) + len(query_ids)
         row = Row(
             self._engine.decoder,
@@ -455,16 +454,11 @@ class Batch:
     def _answer(self, row: Row, question: Question) -> Generation:
         if row.error is not None:
             raise row.error
-        request, ids, weights = question.request, row.tokens(), row.attention()
-        removal = None
-        if question.read is not None:
-            removal = self._engine.removal(request, question.read, ids, weights, question.stopped)
-            question.read = None
+        request = question.request
         generation = self._engine.generation(
             request,
-            ids,
-            weights,
-            removal=removal,
+            row.tokens(),
+            row.attention(),
             timings=Timings.of(request.started, question.encoded_at, question.first.seen_at),
             stopped_early=question.stopped.is_set(),
             raw=GenerateDecoderOnlyOutput(sequences=row.sequence),

@@ -33,7 +33,7 @@ _NAME, _BAR, _TEXTS_FROM = 32, 16, 72
 
 
 def _citations(value: str) -> str:
-    if not re.fullmatch(r"attention|removal(:top=[1-9]\d*)?", value):
+    if not re.fullmatch(r"attention|removal(:top=[1-9]\d{0,8})?", value):
         raise typer.BadParameter(f"{value!r} must be attention, removal, or such as removal:top=4")
     return value
 
@@ -263,7 +263,9 @@ def _show_passages(passages: Sequence[Passage], citations: Sequence[Citation | N
     wide = out.width >= _TEXTS_FROM
     drops = any(one is not None and one.drop is not None for one in citations)
     proof = [Column(justify="right", no_wrap=True)] if drops else []
-    width = out.width - len("00  ") - len("  00.0%") - (len("  unsure, -00.0 nats") if drops else 0)
+    width = (
+        out.width - len("00  ") - len("  00.0%") - (len("  supports, -000.0 nats") if drops else 0)
+    )
     width = _NAME if wide else max(width, 8)
     text, bar = Column(ratio=1, no_wrap=True, overflow="crop"), Column(width=_BAR)
     name, share = Column(no_wrap=True, overflow="crop"), Column(justify="right", no_wrap=True)

@@ -610,7 +610,7 @@ def instruction(system: str | None, model: str, lm: WindowedLM) -> str | None:
 
 
 def default_instruction(model: str) -> str | None:
-    """`INSTRUCTION`, behind which the chat template's own system message stands, or none.
+    """`INSTRUCTION`, which stands behind the chat template's own system message, or none.
 
     The small models of this project were trained without one and know few of its words.
     """

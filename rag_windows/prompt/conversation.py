@@ -412,7 +412,13 @@ class ChatTemplate:
         )
 
     def own_system(self) -> str:
-        """The system message that the template writes where none is given; empty if none."""
+        """The system message that the template writes where none is given; empty if none.
+
+        Empty as well if it tells the time, which would be another one tomorrow.
+        """
+        plain = Conversation.of("?")
+        if self._before(plain, _NOON) != self._before(plain, _NOON + timedelta(days=400)):
+            return ""
         filling = _Filling(Conversation.of("?"), system="Answer.", folded="", slot=True)
         try:
             skeleton = self._render(Conversation.of("?"), filling)

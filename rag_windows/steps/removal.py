@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import cast
 
@@ -27,11 +27,13 @@ class Removal:
         whole: behind all passages that were read.
         without: by citation group: behind all of them but this one.
         none: behind no passage.
+        read: citation groups of all passages that were read.
     """
 
     whole: torch.Tensor
     without: Mapping[int, torch.Tensor]
     none: torch.Tensor
+    read: tuple[int, ...] = ()
 
     @property
     def drops(self) -> dict[int, torch.Tensor]:
@@ -86,6 +88,7 @@ def chances(
     layout: Callable[[EncodedContext], EnsembleLayout],
     forward: Callable[..., torch.Tensor],
     left_out: Sequence[Collection[int]],
+    check: Callable[[], None] = lambda: None,
 ) -> list[torch.Tensor]:
     """How likely an answer of at least one token is behind a query without some passages.
 
@@ -96,50 +99,56 @@ def chances(
         layout: gives that of an ensemble's queries against a context.
         forward: `Decoder.forward`, for answers with more logits than one pass may give.
         left_out: citation groups that are left out, each time.
+        check: called between passes; what it raises ends the work.
 
     Returns:
         For each of these, (tokens,) fp32 log-probabilities in nats, on the CPU.
     """
-    contexts = [without(context, groups, encoder) for groups in left_out]
     found: dict[int, torch.Tensor] = {}
-    members = [i for i, one in enumerate(contexts) if isinstance(one.windows, Members)]
-    if members:
-        asked = {index: contexts[index] for index in members}
-        found |= _of_members(encoder, context, asked, query_ids, answer_ids, layout)
     vocabulary = int(encoder.model.config.get_text_config(decoder=True).vocab_size)
     most = max(1, MAX_LOGITS // vocabulary)
-    left = [index for index in range(len(contexts)) if index not in found]
-    if len(answer_ids) > most:
-        found |= {i: _in_pieces(forward, contexts[i], query_ids, answer_ids, most) for i in left}
-        left = []
-    rows = [(index, FedRow(contexts[index], [*query_ids, *answer_ids[:-1]])) for index in left]
-    for chunk in _chunks(encoder, rows, len(answer_ids)):
-        plan, last = Plan([row for _, row in chunk], 0), len(answer_ids)
-        wanted = (plan.newest.unsqueeze(1) + torch.arange(1 - last, 1)).flatten()
-        logits, _ = read_rows(encoder, plan, RowCaches(), wanted)
-        by_row = logits.unflatten(0, (len(chunk), last))
-        for (index, _), own in zip(chunk, by_row, strict=True):
-            found[index] = _chances(own, answer_ids)
-    return [found[index] for index in range(len(contexts))]
-
-
-def _chunks(
-    encoder: ModelEncoder, rows: Sequence[tuple[int, FedRow]], answer: int
-) -> Iterator[list[tuple[int, FedRow]]]:
-    """As many rows in a pass as its tokens and logits allow, one at least."""
-    vocabulary = int(encoder.model.config.get_text_config(decoder=True).vocab_size)
-    most_tokens = PASS_TOKENS[input_device(encoder.model).type != "cpu"]
-    most_rows = max(1, MAX_LOGITS // (answer * vocabulary))
+    members: dict[int, EncodedContext] = {}
     chunk: list[tuple[int, FedRow]] = []
-    tokens = 0
-    for one in rows:
-        tokens += len(one[1].fed)
-        if chunk and (tokens > most_tokens or len(chunk) == most_rows):
-            yield chunk
-            chunk, tokens = [], len(one[1].fed)
-        chunk.append(one)
+    for index, groups in enumerate(left_out):
+        check()
+        # Made one after the other: where one prompt is read, each is encoded for itself.
+        one = without(context, groups, encoder)
+        if isinstance(one.windows, Members):
+            members[index] = one
+        elif len(answer_ids) > most:
+            found[index] = _in_pieces(forward, one, query_ids, answer_ids, most)
+        else:
+            row = FedRow(one, [*query_ids, *answer_ids[:-1]])
+            if chunk and not _fits(encoder, [own for _, own in chunk], row, len(answer_ids)):
+                found |= _of_rows(encoder, chunk, answer_ids)
+                chunk = []
+            chunk.append((index, row))
     if chunk:
-        yield chunk
+        check()
+        found |= _of_rows(encoder, chunk, answer_ids)
+    if members:
+        check()
+        found |= _of_members(encoder, context, members, query_ids, answer_ids, layout)
+    return [found[index] for index in range(len(left_out))]
+
+
+def _fits(encoder: ModelEncoder, rows: Sequence[FedRow], more: FedRow, answer: int) -> bool:
+    """Whether a pass may hold one more row, by its tokens and logits."""
+    vocabulary = int(encoder.model.config.get_text_config(decoder=True).vocab_size)
+    tokens = sum(len(row.fed) for row in (*rows, more))
+    most_tokens = PASS_TOKENS[input_device(encoder.model).type != "cpu"]
+    return tokens <= most_tokens and (len(rows) + 1) * answer * vocabulary <= MAX_LOGITS
+
+
+def _of_rows(
+    encoder: ModelEncoder, chunk: Sequence[tuple[int, FedRow]], answer_ids: Sequence[int]
+) -> dict[int, torch.Tensor]:
+    """The same of rows that share a pass, by their index."""
+    plan, last = Plan([row for _, row in chunk], 0), len(answer_ids)
+    wanted = (plan.newest.unsqueeze(1) + torch.arange(1 - last, 1)).flatten()
+    logits, _ = read_rows(encoder, plan, RowCaches(), wanted)
+    by_row = logits.unflatten(0, (len(chunk), last))
+    return {index: _chances(own, answer_ids) for (index, _), own in zip(chunk, by_row, strict=True)}
 
 
 def _in_pieces(

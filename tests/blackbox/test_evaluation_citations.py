@@ -185,8 +185,8 @@ def test_fitted_weights_go_into_a_profile_and_back(run: Run, tmp_path: Path) -> 
 @pytest.mark.parametrize("kind", ["passages", "citations"])
 def test_more_questions_go_on_where_fewer_stopped(run: Run, tmp_path: Path, kind: str) -> None:
     data = questions(tmp_path / "q.jsonl", 3)
-    args = ("eval", kind, "--data", data, "--model", "tiny-reader", "--max-new-tokens", "2")
-    args = (*args, "--methods", "ape", "--out", "run")
+    model = ("--model", "tiny-reader", "--max-new-tokens", "2")
+    args = ("eval", kind, "--data", data, *model, "--methods", "ape", "--out", "run")
     assert run(*args, "--limit", "1").exit_code == 0
     first = Path("run/records.jsonl").read_text()
     for more in (("--limit", "2"), ()):
@@ -197,5 +197,7 @@ def test_more_questions_go_on_where_fewer_stopped(run: Run, tmp_path: Path, kind
     fewer = run(*args, "--limit", "2")
     assert fewer.exit_code == 2
     assert "other settings" in fewer.stderr
-    other = run(*args, "--seed", "4")
-    assert other.exit_code == 2
+    for option in (("--seed", "4"), *([("--heads",), ("--halves", "3")] * (kind == "citations"))):
+        other = run(*args, *option)
+        assert other.exit_code == 2, option
+        assert "other settings" in other.stderr

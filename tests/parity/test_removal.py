@@ -196,6 +196,17 @@ def test_only_the_passages_with_most_attention() -> None:
         assert (one.supports is None) == (not looked)
 
 
+def test_a_row_that_won_nothing_was_read_all_the_same() -> None:
+    """Its share of the attention is 0, but beyond `top` it was not looked at."""
+    made = small.lm().generate(
+        **asked(small.lm(), "pced", scored("pced"), citations="removal:top=1")
+    )
+    drops = [one.drop for one in made.citations or ()]
+    assert sum(drop is not None for drop in drops[:4]) == 1
+    assert drops[4] == 0.0  # blank
+    assert [one.supports is None for one in made.citations or ()] == [d is None for d in drops]
+
+
 def test_several_answers_and_streams() -> None:
     lm, passages = small.lm(), scored("ape")
     made = lm.generate(**asked(lm, "ape", passages, do_sample=True, num_return_sequences=2, seed=3))
@@ -221,7 +232,7 @@ def test_without_passages_there_is_nothing_to_leave_out() -> None:
 def test_what_can_not_be_left_out_is_refused_by_name(method: str) -> None:
     more: dict[str, Any] = {"link_tokens": 4} if method == "pcw" else {}
     name = "linked" if more else method.partition(":")[0]
-    with pytest.raises(InputError, match=f"'{name}' .*Use citations=True"):
+    with pytest.raises(InputError, match=f"'{name}' .*Use citations by attention"):
         small.lm().generate("a", ["b"], method=method, citations="removal", **more)
 
 

@@ -31,7 +31,7 @@ def test_marks_of_many_languages_and_abbreviations(text: str, wanted: int) -> No
 
 
 def test_entries_of_lists_and_rows_of_tables_are_sentences_with_their_marks() -> None:
-    text = "Two things:\n- first. It is red.\n- second\n2. third!\n# Head\n| a | b |\n"
+    text = "Two things:\n- first. It is red.\n- second\n2. third!\n# Head\n| a. | B. C. |\n"
     assert said(text) == [
         "Two things:",
         "- first.",
@@ -39,7 +39,7 @@ def test_entries_of_lists_and_rows_of_tables_are_sentences_with_their_marks() ->
         "- second",
         "2. third!",
         "# Head",
-        "| a | b |",
+        "| a. | B. C. |",
     ]
 
 

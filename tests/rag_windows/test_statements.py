@@ -84,22 +84,28 @@ def test_stop_strings_and_missing_citations(lm: WindowedLM) -> None:
     assert lm.generate("Hello?", [], max_new_tokens=4).statements == ()
 
 
+READ = (0, 1, 2)
+
+
 def citation(passage: int, mass: float) -> Citation:
     return Citation(passage, None, mass)
 
 
 def test_what_removals_say() -> None:
     given = [citation(0, 0.5), citation(1, 0.4), citation(2, 0.05), citation(3, 0.0)]
-    clear = judged(given, {0: SUPPORT_NATS + 1, 1: 0.1, 2: -1.0}, gain=8.0)
+    clear = judged(given, {0: SUPPORT_NATS + 1, 1: 0.1, 2: -1.0}, gain=8.0, read=READ)
     assert [one.supports for one in clear] == ["yes", "no", "no", "no"]
     assert [one.passage for one in carried(clear)] == [0]
     assert clear[3].drop == 0.0
     # Two passages say the same, so that neither is missed.
-    shared = judged(given, {0: 0.2, 1: 0.3, 2: 0.0}, gain=8.0)
+    shared = judged(given, {0: 0.2, 1: 0.3, 2: 0.0}, gain=8.0, read=READ)
     assert [one.supports for one in shared] == ["unsure", "unsure", "no", "no"]
     assert [one.passage for one in carried(shared)] == [1, 0]
+    # What it hurts to read is no source.
+    hurt = judged(given, {0: -5.0, 1: 1.0, 2: 0.0}, gain=4.0, read=READ)
+    assert [one.supports for one in hurt] == ["no", "unsure", "no", "no"]
     # No passage makes the answer likelier: it is not from them.
-    invented = judged(given, {0: 0.2, 1: 3.0, 2: 0.0}, gain=0.5)
+    invented = judged(given, {0: 0.2, 1: 3.0, 2: 0.0}, gain=0.5, read=READ)
     assert carried(invented) == ()
-    beyond_top = judged(given, {0: SUPPORT_NATS}, gain=8.0)
+    beyond_top = judged(given, {0: SUPPORT_NATS}, gain=8.0, read=READ)
     assert [one.supports for one in beyond_top] == ["yes", None, None, "no"]

@@ -92,7 +92,8 @@ def _values(record: AnswerRecord, marked: set[Any], *, right: bool) -> dict[str,
         best = max(read, key=lambda one: one.score or 0.0)
         values["top_score"] = 100.0 * (best.id in marked)
     for name, cited in of_kind.items():
-        first = max(citations, key=RANKINGS[name])
+        places = [record.passages.index(one) for one in read]
+        first = max((citations[place] for place in places), key=RANKINGS[name])
         values[f"top_{name}"] = 100.0 * (first.id in marked)
         hits = sum(one.id in marked for one in cited)
         precision = hits / len(cited) if cited else 0.0

@@ -74,13 +74,13 @@ class Fitted:
 
     Attributes:
         weights: (layers, heads), with a mean of 1.
-        questions: of the fit, and of the figures.
+        questions: that were used, all of them in turn.
         lds: linear datamodeling scores (https://arxiv.org/abs/2409.00729), from -1 to 1: of equal
             weights, of these, and of removals.
     """
 
     weights: Array
-    questions: tuple[int, int]
+    questions: int
     lds: dict[str, Mean]
 
 
@@ -114,7 +114,7 @@ def fit(records: Sequence[AnswerRecord], layers: int, *, seed: int = 0) -> Fitte
     weights = _solved(found, _strength(found))
     return Fitted(
         (weights / weights.mean()).reshape(layers, -1),
-        (len(found), len(found)),
+        len(found),
         dict(zip(rows, means, strict=True)),
     )
 

@@ -107,7 +107,7 @@ class Described:
     def of(cls, lm: WindowedLM) -> Described:
         """Describe a model that is loaded in this process."""
         model = ModelFingerprint.of(lm.model)
-        settings = {
+        settings: dict[str, Any] = {
             "name": model.name,
             "sha256": model.fingerprint,
             "tokenizer": tokenizer_fingerprint(lm.tokenizer).hex(),
@@ -116,6 +116,10 @@ class Described:
             "max_window_tokens": lm.max_window_tokens,
             "template": {key: plain(one) for key, one in sorted(lm.template_kwargs.items())},
         }
+        if lm.profile is not None and lm.profile.heads is not None:
+            # They change masses.
+            weights = json.dumps(lm.profile.heads).encode()
+            settings["heads"] = hashlib.sha256(weights).hexdigest()[:32]
         return cls(settings, surroundings())
 
 

@@ -344,7 +344,7 @@ def translate_content(message: AIMessage) -> list[types.ContentBlock]:
     ended = not isinstance(message, AIMessageChunk) or message.chunk_position == "last"
     if reasoning := message.additional_kwargs.get("reasoning_content"):
         blocks.append({"type": "reasoning", "reasoning": reasoning})
-    notes = _annotations(metadata)
+    notes = _annotations(message.content, metadata)
     if message.content or notes:
         text = {"type": "text", "text": message.content}
         blocks.append({**text, "annotations": notes} if notes else text)
@@ -354,16 +354,24 @@ def translate_content(message: AIMessage) -> list[types.ContentBlock]:
     return blocks
 
 
-def _annotations(metadata: dict[str, Any]) -> list[dict[str, Any]]:
-    """Of each sentence the passages that carried it; of the whole text, where there are none."""
-    entries, statements = metadata.get("citations", ()), metadata.get("statements", ())
-    if not statements:
-        return [_citation(one, 0, metadata["length"]) for one in entries if one["cited"]]
-    return [
-        _citation({**entries[one["passage"]], **one}, said["start"], said["end"])
+def _annotations(content: str, metadata: dict[str, Any]) -> list[dict[str, Any]]:
+    """Of each sentence the passages that carried it; of the whole text those that are left.
+
+    Beside calls of tools the text is not all of the answer, and its sentences stand elsewhere. A
+    piece of a stream has the annotations of the whole.
+    """
+    entries, length = metadata.get("citations", ()), metadata.get("length", 0)
+    statements = metadata.get("statements", ())
+    if metadata.get("finish_reason") == "tool_calls":
+        statements, length = (), len(content)
+    found = [
+        (one["passage"], _citation({**entries[one["passage"]], **one}, said["start"], said["end"]))
         for said in statements
         for one in said["citations"]
     ]
+    named = {place for place, _ in found}
+    rest = [one for one in entries if one["cited"] and one["index"] not in named and length]
+    return [*(note for _, note in found), *(_citation(one, 0, length) for one in rest)]
 
 
 def _citation(entry: dict[str, Any], start: int, end: int) -> dict[str, Any]:

@@ -527,6 +527,9 @@ def _citations(
             (said.start, said.end, [one.passage for one in said.citations])
             for said in generation.statements
         ]
+        # What carried the answer, but none of its sentences by itself.
+        named = {passage for _, _, passages in stretches for passage in passages}
+        stretches.append((0, length, [one for one in strongest if one not in named]))
     return citations, [
         {**annotations[passage], "start_index": start, "end_index": end}
         for start, end, passages in stretches

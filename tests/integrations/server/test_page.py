@@ -255,7 +255,7 @@ def test_a_sentence_names_its_sources(
     visit: Callable[..., Any], script: tuple[Script, str], size: tuple[int, int]
 ) -> None:
     server, url = script
-    said = [f"Goats eat <b>grass</b> 🎉. {EVIL} ends.", "No source.", "Twice it is said."]
+    said = [f"Goats eat <b>grass</b> 🎉. {EVIL} ends.", "It is said.", "It is said."]
     first = {"passage": 0, "mass": 0.4, "drop": 3.25, "supports": "yes"}
     second = {"passage": 1, "mass": 0.31, "drop": 0.5, "supports": "unsure"}
     statements = [
@@ -265,7 +265,7 @@ def test_a_sentence_names_its_sources(
     ]
     ending = end(cited(0, 0.4, "Goats", text="a"), cited(1, 0.3, EVIL, text="b"))
     ending[0]["choices"][0]["delta"]["rag"] = {"supported": False, "statements": statements}
-    server.answers = [[" ".join(said), *ending]]
+    server.answers = [[" ".join(said), *ending], ["Yes.", *end()]]
     tab = visit(url, size)
     tab.get_by_role("switch", name="Prove the sources").check()
     turn = ask(tab, "What?")
@@ -292,6 +292,12 @@ def test_a_sentence_names_its_sources(
     box = sources.nth(1).bounding_box()
     assert box["x"] >= 0
     assert box["x"] + box["width"] <= size[0]
+    tab.keyboard.press("Escape")
+    assert not sources.nth(1).is_visible()
+    assert tab.locator("#said").text_content() == "Windows: " + " ".join(said)
+    # The next question brings the answer alone, not the names of its sources.
+    ask(tab, "And?")
+    assert server.asked[1]["messages"][1] == {"role": "assistant", "content": " ".join(said)}
     assert words.nth(1).get_attribute("aria-describedby") == sources.nth(1).get_attribute("id")
     assert tab.evaluate("window.hacked") is None
 

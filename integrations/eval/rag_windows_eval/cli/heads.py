@@ -36,10 +36,10 @@ def fit_again(folder: Path, profile: str, out: Path, method: str | None, *, as_j
     replace(chosen, heads=heads).save(out)
     figures = {name: asdict(mean) for name, mean in fitted.lds.items()}
     if as_json:
-        cli.write_json({"questions": len(records), "lds": figures, "profile": str(out)})
+        cli.write_json({"questions": fitted.questions, "lds": figures, "profile": str(out)})
         return
     table = cli.plain_table("citations by", "LDS on unseen questions")
     for name, mean in fitted.lds.items():
         table.add_row(name, f"{mean.value:.2f} ({mean.low:.2f} to {mean.high:.2f})")
     cli.console().print(table)
-    cli.show(f"{fitted.questions[0]} answers; wrote {out}. Use it: --profile {out}", "dim")
+    cli.show(f"{fitted.questions} answers; wrote {out}. Use it: --profile {out}", "dim")

@@ -159,8 +159,11 @@ class Evaluation:
 
     def manifest(self, model: runs.Described) -> runs.Manifest:
         """The manifest of a run with this model."""
-        settings = self.search.settings
-        return runs.Manifest.of(model, self.task, self.conditions, settings, self.generating)
+        settings, citing_options = self.search.settings, dict(self.citing_options)
+        made = runs.Manifest.of(model, self.task, self.conditions, settings, self.generating)
+        if citing_options:
+            made.settings["citing"] = citing_options
+        return made
 
     def ranking(self, folder: runs.RunFolder) -> runs.Ranking:
         """The function that ranks the passages of an example."""

@@ -129,6 +129,7 @@ async function write(method, asked, view, signal) {
   });
   let first = null;
   let finish = null;
+  let last = null;
   let usage = null;
   let citations = [];
   let rag = {};
@@ -139,7 +140,8 @@ async function write(method, asked, view, signal) {
     const choice = event.choices?.[0];
     if (!choice) continue;
     if (choice.delta?.content) {
-      first ??= performance.now();
+      last = performance.now();
+      first ??= last;
       view.text.append(choice.delta.content);
     }
     citations = choice.delta?.citations ?? citations;
@@ -148,9 +150,11 @@ async function write(method, asked, view, signal) {
     finish = choice.finish_reason ?? finish;
   }
   if (!finish) throw new Refused("The answer broke off: the server closed the connection.");
-  const ended = performance.now();
+  // Passages are left out after the last word.
+  const ended = last ?? performance.now();
   if (finish === "length") view.note("Cut off at the limit of its length.");
-  if (!view.text.textContent) view.note("The answer is empty.");
+  const said = view.text.textContent;
+  if (!said) view.note("The answer is empty.");
   if (thought) view.thought(thought);
   if (rag.fallback) view.note(rag.fallback.message);
   if (rag.supported === false) {
@@ -159,6 +163,7 @@ async function write(method, asked, view, signal) {
   view.sentences(rag.statements ?? [], citations);
   view.facts(started, first ?? ended, ended, usage, rag);
   view.passages(citations, rag);
+  return said;
 }
 
 const seconds = (from, to) => `${((to - from) / 1000).toFixed(2)} s`;
@@ -188,9 +193,10 @@ function viewOf(method, place) {
       let at = 0;
       for (const said of statements) {
         const start = whole.indexOf(said.text, at);
-        if (start < 0 || !said.citations.length) continue;
-        parts.push(whole.slice(at, start), sentence(said, citations));
-        at = start + said.text.length;
+        if (start < 0) continue;
+        const end = start + said.text.length;
+        parts.push(whole.slice(at, start), said.citations.length ? sentence(said, citations) : said.text);
+        at = end;
       }
       if (parts.length) text.replaceChildren(...parts, whole.slice(at));
     },
@@ -258,15 +264,12 @@ function sentence(said, citations) {
   };
   words.addEventListener("pointerenter", place);
   words.addEventListener("focus", place);
-  words.addEventListener("keydown", (event) => {
-    if (event.key === "Escape") sources.hidden = true;
-  });
   return make("span", { className: "sentence" }, words, sources);
 }
 
 // What the answer loses without a passage, where that was measured.
 function lossOf({ drop, supports }) {
-  if (drop == null) return "";
+  if (!drop) return ""; // not measured, or not read
   const proof = { yes: ", supports it", unsure: ", may support it" }[supports] ?? "";
   const loss = (drop > 0 ? "−" : "+") + Math.abs(drop).toFixed(1);
   return `${proof}, ${loss} nats without it`;
@@ -331,9 +334,10 @@ async function ask(asked) {
     view.box.setAttribute("aria-busy", "true");
     status.textContent = methods.length > 1 ? `Answering: ${METHODS[method].name.toLowerCase()} …` : "Answering …";
     let failure = null;
+    let whole = null; // its text alone: the view names the sources of sentences, too
     try {
       if (!model) await load();
-      await write(method, asked, view, controller.signal);
+      whole = await write(method, asked, view, controller.signal);
     } catch (error) {
       failure = error;
     }
@@ -341,7 +345,7 @@ async function ask(asked) {
     if (failure) fail(view, failure);
     else status.textContent = "";
     view.box.setAttribute("aria-busy", "false");
-    const text = view.text.textContent;
+    const text = whole ?? view.text.textContent;
     const stopped = controller.signal.aborted;
     // What the user stopped belongs to the conversation; what broke off does not.
     if (text && (stopped || !failure)) turn.answers[method] = text;
@@ -388,7 +392,9 @@ question.addEventListener("keydown", (event) => {
 });
 
 document.addEventListener("keydown", (event) => {
-  if (event.key === "Escape") running?.abort();
+  if (event.key !== "Escape") return;
+  running?.abort();
+  for (const sources of document.querySelectorAll(".sources")) sources.hidden = true;
 });
 
 stop.addEventListener("click", () => running?.abort());
