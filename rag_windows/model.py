@@ -280,9 +280,9 @@ class WindowedLM:
             method: method for this call instead of the default one.
             max_new_tokens: 128 unless given here or in a ``generation_config``.
             stop: strings before which the text ends.
-            citations: whether to measure each passage's share of the attention. "removal" proves
-                them: afterwards each passage that was read is left out, and `Citation.drop` says
-                what the answer's log-probability loses, at the cost of one more pass over question
+            citations: whether to measure each passage's share of the attention. "removal" also
+                leaves each passage that was read out afterwards, and `Citation.drop` says what
+                the answer's log-probability loses, at the cost of one more pass over question
                 and answer for each passage; "removal:top=4" leaves out the four with most
                 attention. Nothing is encoded again, but where the method read few passages in one
                 prompt.

@@ -129,7 +129,7 @@ class Request:
         started: ``time.perf_counter()`` at the call.
         ordinary: with a guard, the request with passages read one after the other, or why not.
         reasoning: how its answers divide into reasoning and text; None where all is text.
-        removals: which passages are left out to prove its citations; None for none.
+        removals: which passages are left out afterwards; None for none.
     """
 
     parts: PromptParts

@@ -334,7 +334,7 @@ def _notes(generation: Generation, passages: Sequence[Passage], limit: int) -> I
         else:
             yield f"{name} holds no text that the model can read and was left out."
     if generation.supported is False:
-        yield "No passage supports the answer: it is as likely without them. It may be made up."
+        yield "No passage supports the answer: they hardly make it likelier. It may be made up."
     if generation.fallback is not None:
         yield f"Guard ({generation.fallback.signal}): {generation.fallback.message}"
     if generation.finish_reason == "length":

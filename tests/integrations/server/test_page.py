@@ -267,7 +267,7 @@ def test_a_sentence_names_its_sources(
     ending[0]["choices"][0]["delta"]["rag"] = {"supported": False, "statements": statements}
     server.answers = [[" ".join(said), *ending], ["Yes.", *end()]]
     tab = visit(url, size)
-    tab.get_by_role("switch", name="Prove the sources").check()
+    tab.get_by_role("switch", name="Leave each source out").check()
     turn = ask(tab, "What?")
     assert server.asked[0]["citations"] == "removal"
     assert "No passage supports this answer" in turn.inner_text()

@@ -158,7 +158,7 @@ async function write(method, asked, view, signal) {
   if (thought) view.thought(thought);
   if (rag.fallback) view.note(rag.fallback.message);
   if (rag.supported === false) {
-    view.note("No passage supports this answer: it is as likely without them. It may be made up.", "bad");
+    view.note("No passage supports this answer: they hardly make it likelier. It may be made up.", "bad");
   }
   view.sentences(rag.statements ?? [], citations);
   view.facts(started, first ?? ended, ended, usage, rag);
