@@ -222,6 +222,34 @@ def test_documents_can_be_left_out() -> None:
         chat(method="sequential").invoke(BORN, **BOTH, citations="removal")
 
 
+def test_beside_calls_of_tools_no_sentence_of_theirs_is_cited() -> None:
+    """Their places are those of the whole answer, whose text holds the calls."""
+    entry = {"index": 0, "id": "a", "title": None, "metadata": {}, "mass": 0.5, "drop": None}
+    entry |= {"supports": None, "cited": True, "text": "A."}
+    said = {"start": 0, "end": 40, "text": "x" * 40, "citations": [{"passage": 0, "mass": 0.5}]}
+    metadata: dict[str, Any] = {
+        "model_provider": "rag_windows",
+        "finish_reason": "tool_calls",
+        "length": 55,
+        "citations": [entry],
+        "statements": [said],
+    }
+    call = {"name": "look", "args": {}, "id": "1", "type": "tool_call"}
+    for content, ends in (("", []), ("Wait.", [5])):
+        message = AIMessage(content, tool_calls=[call], response_metadata=metadata)
+        blocks = cast(Any, message.content_blocks)
+        notes = [note for block in blocks for note in block.get("annotations", ())]
+        assert [note["end_index"] for note in notes] == ends
+        assert [block["type"] for block in blocks] == [*["text"] * bool(content), "tool_call"]
+    metadata["finish_reason"] = "stop"
+    whole = {**entry, "index": 1, "id": "b"}
+    metadata["citations"] = [entry, whole]
+    message = AIMessage("y" * 55, response_metadata=metadata)
+    (block,) = cast(Any, message.content_blocks)
+    places = [(note["extras"]["id"], note["end_index"]) for note in block["annotations"]]
+    assert places == [("a", 40), ("b", 55)]  # the second carried no sentence by itself
+
+
 # LangChain's cache of answers
 
 
