@@ -96,6 +96,21 @@ def test_reasoning_stands_beside_the_answer(case: str) -> None:
     assert (answer.text, answer.reasoning, "".join(told)) == (text, reasoning, reasoning)
 
 
+@pytest.mark.parametrize("case", CASES)
+def test_sentences_are_those_of_the_answer(case: str) -> None:
+    template, script, _, text = CASES[case]
+    text = script.partition("</think>")[2] if text is None else text
+    lm = scripted(template, script, script)
+    whole = lm.generate("Where?", ["Sulava is a town."], citations="removal")
+    assert "".join(one.text for one in whole.statements).replace(" ", "") == text.replace(
+        " ", ""
+    ).replace("\n", "")
+    for one in whole.statements:
+        assert whole.text[one.start : one.end] == one.text
+    cut = scripted(template, script).generate("Where?", ["Sulava is a town."], stop=text[-2:])
+    assert all(cut.text[one.start : one.end] == one.text for one in cut.statements)
+
+
 @pytest.mark.parametrize(
     ("template", "script"),
     [(OPENED, "Sulava? Hm, "), (QWEN, "<think>\nSulava? Hm, "), (MISTRAL, "[THINK]Sulava? Hm, ")],
