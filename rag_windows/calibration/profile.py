@@ -230,6 +230,8 @@ class Profile:
     def to_json(self) -> str:
         """The profile as JSON text; a `ProfileError` if one of its methods can't be read back."""
         data = _PROFILE.dump_python(self, mode="json")
+        if self.heads is None:
+            del data["heads"]
         file = {"format": FORMAT, "version": VERSION, **data}
         text = json.dumps(file, indent=1) + "\n"
         with contextlib.suppress(ProfileError):

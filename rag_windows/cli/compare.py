@@ -151,23 +151,22 @@ def _show(profile: Profile) -> None:
     ranked = profile.ranked()
     shown = [*ranked[:10], *(one for one in ranked[10:] if one.method == profile.base)]
     names = list(profile.setting(profile.base).figures)
-    heads = [*names, "first token", "encoded before", "tokens again"]
+    heads = [*names, "cold", "warm", "again"]
     columns = [Column(head, justify="right") for head in heads]
     # A method's name may be copied from the table, so that columns of figures are folded first.
-    longest = max(len(spelled(one.method)) for one in shown)
+    lines = [[spelled(one.method), *_marks(profile, one)] for one in shown]
+    longest = max(len(line) for own in lines for line in own)
     method = Column("method", overflow="fold", min_width=min(longest, 32))
-    table = render.plain_table(method, *columns, Column(min_width=len("compared with")))
-    for one in shown:
-        text = Text(spelled(one.method), "bold" if one.method == profile.method else "")
-        table.add_row(
-            text, *(_mean(one, name) for name in names), *_costs(one), _mark(profile, one)
-        )
+    table = render.plain_table(method, *columns)
+    for one, own in zip(shown, lines, strict=True):
+        text = Text("\n".join(own), "bold" if one.method == profile.method else "")
+        table.add_row(text, *(_mean(one, name) for name in names), *_costs(one))
     render.console().print(table)
     render.show(
         f"{profile.examples} questions, {len(ranked)} methods; 95% confidence intervals in "
-        "brackets. The first token comes after so many seconds when nothing is encoded, and when "
-        "all passages were encoded for other questions; then so many of their tokens are encoded "
-        "again.",
+        "brackets. The first token comes after so many seconds when nothing is encoded (cold), and "
+        "when all passages were encoded for other questions (warm); then so many of their tokens "
+        "are encoded again.",
         "dim",
     )
     render.show(profile.verdict, "bold")
@@ -185,6 +184,6 @@ def _costs(setting: Setting) -> list[str]:
     return [*seconds, "" if cost.tokens is None else f"{cost.tokens:,}"]
 
 
-def _mark(profile: Profile, setting: Setting) -> str:
+def _marks(profile: Profile, setting: Setting) -> list[str]:
     marks = ("take this", profile.method), ("compared with", profile.base)
-    return ", ".join(text for text, method in marks if method == setting.method)
+    return [text for text, method in marks if method == setting.method]
