@@ -146,6 +146,10 @@ def _examples(
     return examples
 
 
+_LONGEST_NAME = 32
+"""A method's longer name is folded."""
+
+
 def _show(profile: Profile) -> None:
     """Print the best settings and one prompt as a table, and the verdict."""
     ranked = profile.ranked()
@@ -156,7 +160,7 @@ def _show(profile: Profile) -> None:
     # A method's name may be copied from the table, so that columns of figures are folded first.
     lines = [[spelled(one.method), *_marks(profile, one)] for one in shown]
     longest = max(len(line) for own in lines for line in own)
-    method = Column("method", overflow="fold", min_width=min(longest, 32))
+    method = Column("method", overflow="fold", no_wrap=longest <= _LONGEST_NAME)
     table = render.plain_table(method, *columns)
     for one, own in zip(shown, lines, strict=True):
         text = Text("\n".join(own), "bold" if one.method == profile.method else "")
