@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextvars
+import ctypes
 import json
 import os
 import threading
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from transformers import (
@@ -33,6 +35,9 @@ from rag_windows.errors import (
     installed,
     require,
 )
+from rag_windows.threads import Worker
+
+T = TypeVar("T")
 
 
 def best_device() -> str:
@@ -416,3 +421,49 @@ def _explain(name: str, error: Exception) -> str:
             "AutoModelForCausalLM for its type. Choose a decoder-only model."
         )
     return f"Model {name!r} can't be loaded: {first}"
+
+
+def in_a_thread(work: Callable[[], T], name: str) -> T:
+    """The result of a call in a thread that ends with it; what it raises is raised here.
+
+    For loading a model. OpenMP keeps a team of threads for each thread that ever computed, and
+    where a process has more of them than processors, they stop waiting actively: a decode step in
+    another thread then takes 1.4 times as long. So whoever loads leaves no team behind.
+
+    The default device and the caller's context variables hold there, too. An interruption of the
+    wait interrupts the work.
+    """
+    done: list[T] = []
+    failed: list[BaseException] = []
+    ended = threading.Event()
+    context, device = contextvars.copy_context(), torch.get_default_device()
+
+    def run() -> None:
+        try:
+            with nullcontext() if device.type == "cpu" else device:
+                done.append(context.run(work))
+        except BaseException as error:  # noqa: BLE001 - raised in the caller
+            failed.append(error)
+        finally:
+            ended.set()
+
+    def interrupt() -> None:
+        """Raise KeyboardInterrupt there, before its next instruction of Python."""
+        if worker.ident is not None and not ended.is_set():
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(
+                ctypes.c_ulong(worker.ident), ctypes.py_object(KeyboardInterrupt)
+            )
+
+    worker = Worker(run, name, interrupt)
+    try:
+        worker.start()
+        # Not by join(): where that is interrupted, Python 3.11 takes the thread for ended.
+        while not ended.wait(0.5):
+            pass
+    except BaseException:
+        interrupt()
+        raise
+    worker.join()
+    if failed:
+        raise failed[0]
+    return done[0]

@@ -78,13 +78,16 @@ class WindowedLM:
         if method is None:
             own = getattr(model.config, OWN_METHOD, Auto.name)
             method = own if self.profile is None else self.profile.method
-        self.engine = Engine(
-            model,
-            tokenizer,
-            method=method,
-            header=header,
-            template_kwargs=template_kwargs,
-            **options,
+        self.engine = loading.in_a_thread(
+            lambda: Engine(
+                model,
+                tokenizer,
+                method=method,
+                header=header,
+                template_kwargs=template_kwargs,
+                **options,
+            ),
+            "rag-windows-load",
         )
         if self.profile is not None and (message := self.profile.model.mismatch(model)):
             warnings.warn(message, UserWarning, stacklevel=3)
@@ -178,8 +181,11 @@ class WindowedLM:
             profile = Profile.of(profile)
         if dequantize:
             model_kwargs["dequantize"] = True
-        loaded, own_tokenizer = loading.resolve(
-            model, tokenizer, dtype=dtype, device_map=device_map, **model_kwargs
+        loaded, own_tokenizer = loading.in_a_thread(
+            lambda: loading.resolve(
+                model, tokenizer, dtype=dtype, device_map=device_map, **model_kwargs
+            ),
+            "rag-windows-load",
         )
         return cls(
             loaded,

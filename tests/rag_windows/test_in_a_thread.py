@@ -1,0 +1,66 @@
+"""What loads a model computes in a thread that ends with it, as if it were the caller's own."""
+
+from __future__ import annotations
+
+import _thread
+import contextvars
+import threading
+import time
+
+import pytest
+import torch
+
+from rag_windows import ModelLoadError, WindowedLM
+from rag_windows.loading import in_a_thread
+
+TOLD: contextvars.ContextVar[str] = contextvars.ContextVar("told", default="nothing")
+
+
+def loaders() -> list[threading.Thread]:
+    return [one for one in threading.enumerate() if one.name == "rag-windows-load"]
+
+
+def test_the_result_and_the_callers_context_are_there() -> None:
+    TOLD.set("something")
+    with torch.device("meta"):
+        found = in_a_thread(
+            lambda: (threading.current_thread().name, TOLD.get(), torch.zeros(1).device.type),
+            "rag-windows-load",
+        )
+    assert found == ("rag-windows-load", "something", "meta")
+    assert loaders() == []
+
+
+def test_an_error_is_the_callers() -> None:
+    with pytest.raises(ZeroDivisionError):
+        in_a_thread(lambda: 1 / 0, "rag-windows-load")
+    with pytest.raises(ModelLoadError, match="nowhere"):
+        WindowedLM.from_pretrained("./nowhere")
+    assert loaders() == []
+
+
+def test_an_interruption_ends_the_work() -> None:
+    begun, ended = threading.Event(), threading.Event()
+
+    def work() -> None:
+        begun.set()
+        try:
+            while True:
+                time.sleep(0.01)
+        finally:
+            ended.set()
+
+    def interrupt() -> None:
+        begun.wait(10)
+        _thread.interrupt_main()
+
+    threading.Thread(target=interrupt).start()
+    with pytest.raises(KeyboardInterrupt):
+        in_a_thread(work, "rag-windows-load")
+    assert ended.wait(10)
+
+
+def test_no_loader_is_left() -> None:
+    lm = WindowedLM.from_pretrained("tiny-reader")
+    assert loaders() == []
+    assert lm.generate("Where?", ["Here."], max_new_tokens=2).text is not None
