@@ -430,16 +430,20 @@ def in_a_thread(work: Callable[[], T], name: str) -> T:
     where a process has more of them than processors, they stop waiting actively: a decode step in
     another thread then takes 1.4 times as long. So whoever loads leaves no team behind.
 
-    The default device and the caller's context variables hold there, too. An interruption of the
+    The default device, the current GPU and the caller's context variables hold there, too. An interruption of the
     wait interrupts the work.
     """
     done: list[T] = []
     failed: list[BaseException] = []
     ended = threading.Event()
     context, device = contextvars.copy_context(), torch.get_default_device()
+    # Each thread has a current GPU of its own; asking for it would begin to use one.
+    gpu = torch.cuda.current_device() if torch.cuda.is_initialized() else None
 
     def run() -> None:
         try:
+            if gpu is not None:
+                torch.cuda.set_device(gpu)
             with nullcontext() if device.type == "cpu" else device:
                 done.append(context.run(work))
         except BaseException as error:  # noqa: BLE001 - raised in the caller
