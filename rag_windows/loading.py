@@ -430,8 +430,8 @@ def in_a_thread(work: Callable[[], T], name: str) -> T:
     where a process has more of them than processors, they stop waiting actively: a decode step in
     another thread then takes 1.4 times as long. So whoever loads leaves no team behind.
 
-    The default device, the current GPU and the caller's context variables hold there, too. An interruption of the
-    wait interrupts the work.
+    The default device, the current GPU and the caller's context variables hold there, too. An
+    interruption of the wait interrupts the work.
     """
     done: list[T] = []
     failed: list[BaseException] = []
