@@ -75,8 +75,7 @@ def likeliest(
 def _one_pass(decoder: Decoder, rows: Sequence[FedRow], last: int) -> list[list[int]]:
     """The likeliest token behind each of the last tokens of each row."""
     plan = Plan(rows, 0)
-    wanted = (plan.newest.unsqueeze(1) + torch.arange(1 - last, 1)).flatten()
-    logits, _ = read_rows(decoder.runner, plan, RowCaches(), wanted)
+    logits, _ = read_rows(decoder.runner, plan, RowCaches(), plan.last(last))
     tokens: list[list[int]] = logits.argmax(dim=-1).view(-1, last).tolist()
     return tokens
 

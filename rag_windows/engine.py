@@ -429,7 +429,8 @@ class Engine:
             query_ids,
             options={**request.options, "max_new_tokens": request.max_new_tokens},
             seed=request.seed,
-            record_weights="citations" if request.citations else False,
+            record_weights=request.citations,
+            weigh_heads=True,
             streamer=streamer,
             stopping=lambda length: self.criteria(request, first, cancelled, length),
         )

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import torch
 from transformers import (
@@ -62,19 +62,20 @@ class Decoded:
         """Attention of one sequence's tokens, on average: citation groups, prefix, query."""
         if self.recorder is None:
             return None
-        first, rows = self.recorder.first_position, self.rows[index]
-        positions = [*range(first, first + len(rows))]
-        weights: list[float] = self.recorder.average(positions, rows).tolist()
+        weights: list[float] = self.recorder.average(*self._places(index)).tolist()
         return weights
 
     def token_weights(self, index: int) -> list[list[float]] | None:
         """The same of each token, in any unit that is one for all of them."""
         if self.recorder is None or not self.rows[index]:
             return None
-        first, rows = self.recorder.first_position, self.rows[index]
-        positions = [*range(first, first + len(rows))]
-        weights: list[list[float]] = self.recorder.of_tokens(positions, rows).tolist()
+        weights: list[list[float]] = self.recorder.of_tokens(*self._places(index)).tolist()
         return weights
+
+    def _places(self, index: int) -> tuple[range, list[int]]:
+        """Positions of the tokens that predicted a sequence, and their batch rows."""
+        first = 0 if self.recorder is None else self.recorder.first_position
+        return range(first, first + len(self.rows[index])), self.rows[index]
 
 
 class Decoder:
@@ -284,7 +285,8 @@ class Decoder:
         *,
         options: Mapping[str, Any],
         seed: int | None = None,
-        record_weights: bool | Literal["citations"] = False,
+        record_weights: bool = False,
+        weigh_heads: bool = False,
         streamer: BaseStreamer | None = None,
         stopping: Callable[[int], Sequence[StoppingCriteria]] = lambda _: (),
     ) -> Decoded:
@@ -295,8 +297,8 @@ class Decoder:
             query_ids: at least one token.
             options: of ``PreTrainedModel.generate``, but for those that `sampling` refuses.
             seed: of a private generator for sampling, or None for PyTorch's global one.
-            record_weights: whether to record attention weights, for citations with `head_weights`;
-                if not, they cost nothing.
+            record_weights: whether to record attention weights; if not, they cost nothing.
+            weigh_heads: whether heads count in them by `head_weights`.
             streamer: as in transformers.
             stopping: from the number of tokens before the generated ones, the criteria beside
                 those in ``options``.
@@ -334,7 +336,7 @@ class Decoder:
                 kwargs["position_ids"] = torch.tensor(positions, device=device)
                 recorder = WeightRecorder(end - 1) if record_weights else None
                 layout = self.layout(context, recorder)
-                layout.head_weights = self.head_weights if record_weights == "citations" else None
+                layout.head_weights = self.head_weights if weigh_heads else None
                 scope.enter_context(use_layout(layout))
             scope.enter_context(seeded(seed, device))
             kwargs = with_config(kwargs)

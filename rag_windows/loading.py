@@ -8,6 +8,7 @@ import json
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from importlib import resources
 from pathlib import Path
@@ -35,7 +36,6 @@ from rag_windows.errors import (
     installed,
     require,
 )
-from rag_windows.threads import Worker
 
 T = TypeVar("T")
 
@@ -433,41 +433,27 @@ def in_a_thread(work: Callable[[], T], name: str) -> T:
     The default device, the current GPU and the caller's context variables hold there, too. An
     interruption of the wait interrupts the work.
     """
-    done: list[T] = []
-    failed: list[BaseException] = []
-    ended = threading.Event()
     context, device = contextvars.copy_context(), torch.get_default_device()
     # Each thread has a current GPU of its own; asking for it would begin to use one.
     gpu = torch.cuda.current_device() if torch.cuda.is_initialized() else None
+    working: list[int] = []
 
-    def run() -> None:
+    def there() -> T:
+        working.append(threading.get_ident())
         try:
             if gpu is not None:
                 torch.cuda.set_device(gpu)
             with nullcontext() if device.type == "cpu" else device:
-                done.append(context.run(work))
-        except BaseException as error:  # noqa: BLE001 - raised in the caller
-            failed.append(error)
+                return context.run(work)
         finally:
-            ended.set()
+            working.clear()
 
-    def interrupt() -> None:
-        """Raise KeyboardInterrupt there, before its next instruction of Python."""
-        if worker.ident is not None and not ended.is_set():
-            ctypes.pythonapi.PyThreadState_SetAsyncExc(
-                ctypes.c_ulong(worker.ident), ctypes.py_object(KeyboardInterrupt)
-            )
-
-    worker = Worker(run, name, interrupt)
-    try:
-        worker.start()
-        # Not by join(): where that is interrupted, Python 3.11 takes the thread for ended.
-        while not ended.wait(0.5):
-            pass
-    except BaseException:
-        interrupt()
-        raise
-    worker.join()
-    if failed:
-        raise failed[0]
-    return done[0]
+    with ThreadPoolExecutor(1, thread_name_prefix=name) as pool:
+        try:
+            return pool.submit(there).result()
+        except KeyboardInterrupt:
+            for thread in [*working]:
+                ctypes.pythonapi.PyThreadState_SetAsyncExc(
+                    ctypes.c_ulong(thread), ctypes.py_object(KeyboardInterrupt)
+                )
+            raise

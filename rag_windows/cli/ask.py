@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json as json_format
-import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, nullcontext, suppress
@@ -33,8 +32,14 @@ _NAME, _BAR, _TEXTS_FROM = 32, 16, 72
 
 
 def _citations(value: str) -> str:
-    if not re.fullmatch(r"attention|removal(:top=[1-9]\d{0,8})?", value):
-        raise typer.BadParameter(f"{value!r} must be attention, removal, or such as removal:top=4")
+    if value != "attention":
+        from rag_windows.request import Removals  # imports torch, which only this value needs here
+
+        try:
+            Removals.of(value)
+        except InputError as error:
+            wanted = "attention, removal, or such as removal:top=4"
+            raise typer.BadParameter(f"{value!r} must be {wanted}") from error
     return value
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import cast
 
 import torch
@@ -16,10 +17,10 @@ from rag_windows.steps.packed_rows import BatchLayout, FedRow, Plan, RowCaches, 
 class _HeadsLayout(BatchLayout):
     """Records the attention on windows by layer and head, token by token."""
 
-    def __init__(self, *arguments: object) -> None:
-        super().__init__(*arguments)  # type: ignore[arg-type]  # those of its base
-        # By layer (spans, tokens, heads), fp32.
-        self.of_windows: list[torch.Tensor] = []
+    @cached_property
+    def of_windows(self) -> list[torch.Tensor]:
+        """By layer (spans, tokens, heads), fp32, on the CPU."""
+        return []
 
     @property
     def weighs(self) -> bool:

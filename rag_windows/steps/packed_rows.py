@@ -153,6 +153,10 @@ class Plan(Generic[AnyRow]):
         # Of each pass since the last `flush`.
         self._recorded: dict[Role, list[torch.Tensor]] = {}
 
+    def last(self, tokens: int) -> torch.Tensor:
+        """(rows x tokens,) int64, on the CPU: the places of so many last tokens of each row."""
+        return (self.newest.unsqueeze(1) + torch.arange(1 - tokens, 1)).flatten()
+
     def of_cited(self, layers: Sequence[Weights]) -> list[SegmentWeights]:
         """The attention weights of the tokens that predict an answer's next one."""
         segments = segment_weights(layers)

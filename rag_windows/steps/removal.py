@@ -92,7 +92,7 @@ def chances(
 ) -> list[torch.Tensor]:
     """How likely an answer of at least one token is behind a query without some passages.
 
-    Each is exactly what a new request gives that has only the passages that are left.
+    Each is what the same reader gives in a new request with the passages that are left.
 
     Args:
         context: what the query reads, settled; see `EncodedContext`.
@@ -144,10 +144,9 @@ def _of_rows(
     encoder: ModelEncoder, chunk: Sequence[tuple[int, FedRow]], answer_ids: Sequence[int]
 ) -> dict[int, torch.Tensor]:
     """The same of rows that share a pass, by their index."""
-    plan, last = Plan([row for _, row in chunk], 0), len(answer_ids)
-    wanted = (plan.newest.unsqueeze(1) + torch.arange(1 - last, 1)).flatten()
-    logits, _ = read_rows(encoder, plan, RowCaches(), wanted)
-    by_row = logits.unflatten(0, (len(chunk), last))
+    plan, answer = Plan([row for _, row in chunk], 0), len(answer_ids)
+    logits, _ = read_rows(encoder, plan, RowCaches(), plan.last(answer))
+    by_row = logits.unflatten(0, (len(chunk), answer))
     return {index: _chances(own, answer_ids) for (index, _), own in zip(chunk, by_row, strict=True)}
 
 

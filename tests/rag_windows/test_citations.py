@@ -43,6 +43,13 @@ def reference(
     if isinstance(rule, Weighed):
         _, packed, kept = weighted.run(model, sliding, prefix, WINDOWS, query, rule)
         return weighted.shares(packed, kept)
+    return by_head(model, sliding, rule, query, prefix).mean(dim=(0, 1))
+
+
+def by_head(
+    model: Any, sliding: Any, rule: Any, query: list[int], prefix: list[int] = PREFIX
+) -> torch.Tensor:
+    """(layers, heads, windows + 2), the same of each."""
     packed = dense.pack(prefix, WINDOWS, query)
     rows: list[torch.Tensor] = []
     original = dense.weights
@@ -58,7 +65,7 @@ def reference(
     segments = [*range(1, len(WINDOWS) + 1), 0, len(WINDOWS) + 1]
     row = torch.stack(rows)
     shares = torch.stack([row[..., packed.segments == s].sum(-1) for s in segments], dim=-1)
-    return (shares / shares.sum(-1, keepdim=True)).mean(dim=(0, 1)).float()
+    return (shares / shares.sum(-1, keepdim=True)).float()
 
 
 def decoded(lm: WindowedLM, method: Method, prefix: list[int] = PREFIX, **options: Any) -> Any:
@@ -126,26 +133,6 @@ def test_switched_off_nothing_is_computed(monkeypatch: pytest.MonkeyPatch) -> No
         small.lm().generate("What?", ["One."], max_new_tokens=3)
 
 
-def by_head(model: Any, sliding: Any, rule: Any, query: list[int]) -> torch.Tensor:
-    """(layers, heads, windows + 2) weights of the last row, the sink left out."""
-    packed = dense.pack(PREFIX, WINDOWS, query)
-    rows: list[torch.Tensor] = []
-    original = dense.weights
-
-    def keep(*given: Any) -> torch.Tensor:
-        result = original(*given)
-        rows.append(result[0, :, -1])
-        return result
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(dense, "weights", keep)
-        dense.logits(model, sliding, PREFIX, WINDOWS, query, rule)
-    segments = [*range(1, len(WINDOWS) + 1), 0, len(WINDOWS) + 1]
-    row = torch.stack(rows)
-    shares = torch.stack([row[..., packed.segments == s].sum(-1) for s in segments], dim=-1)
-    return (shares / shares.sum(-1, keepdim=True)).float()
-
-
 @pytest.mark.parametrize("name", ["llama", "gemma2", "gemma3_text-sliding"])
 @pytest.mark.parametrize("rule", ["pcw", "ape"])
 def test_heads_count_as_much_as_they_are_weighed(name: str, rule: str) -> None:
@@ -158,7 +145,7 @@ def test_heads_count_as_much_as_they_are_weighed(name: str, rule: str) -> None:
     context = lm.encode_ids(PREFIX, WINDOWS, method=method)
     options = {"max_new_tokens": 3, "do_sample": False}
     decoder = lm.engine.decoder
-    made = decoder.generate(context, QUERY, options=options, record_weights="citations")
+    made = decoder.generate(context, QUERY, options=options, record_weights=True, weigh_heads=True)
     plain = decoder.generate(context, QUERY, options=options, record_weights=True)
     assert made.sequences == plain.sequences
     answer = made.sequences[0]

@@ -73,7 +73,8 @@ def _values(record: AnswerRecord, marked: set[Any], *, right: bool) -> dict[str,
     """The figures of one answer, in percent or nats."""
     values = dict(record.effects)
     # One prompt has no windows, and in a row that won no token a passage has no mass.
-    read = [one for one in record.passages if one.mass or one.spans]
+    places = [place for place, one in enumerate(record.passages) if one.mass or one.spans]
+    read = [record.passages[place] for place in places]
     if not read:
         return values
     citations = [
@@ -92,7 +93,6 @@ def _values(record: AnswerRecord, marked: set[Any], *, right: bool) -> dict[str,
         best = max(read, key=lambda one: one.score or 0.0)
         values["top_score"] = 100.0 * (best.id in marked)
     for name, cited in of_kind.items():
-        places = [record.passages.index(one) for one in read]
         first = max((citations[place] for place in places), key=RANKINGS[name])
         values[f"top_{name}"] = 100.0 * (first.id in marked)
         hits = sum(one.id in marked for one in cited)
