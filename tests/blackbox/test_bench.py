@@ -222,22 +222,37 @@ WARM = ("--way", "windows, from memory")
 UNCITED = ("--way", "windows, from memory, no citations")
 
 
+EIGHT = ("--context", "256", "--window", "64", "--questions", "8")
+
+
 @pytest.mark.timing
 @pytest.mark.parametrize(
-    ("sizes", "options"),
+    ("sizes", "options", "sooner"),
     [
-        ("many keys", ("--context", "3072", "--window", "128", *UNCITED, "--way", "transformers")),
-        ("heavy", ("--context", "256", "--window", "64", "--questions", "8")),
+        (
+            "many keys",
+            ("--context", "3072", "--window", "128", *UNCITED, "--way", "transformers"),
+            4,
+        ),
+        ("heavy", (*EIGHT, "--method", "pcw"), 1.5),
+        ("heavy", (*EIGHT, "--method", "auto"), 1.15),
     ],
 )
 def test_windows_stay_fast(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sizes: str, options: tuple[str, ...]
+    run: Run,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    sizes: str,
+    options: tuple[str, ...],
+    sooner: float,
 ) -> None:
     """A guard against slowing down: ratios in one run, the quickest round of each, wide margins.
 
     One thread computes, and its processor time counts: other work on the machine hardly changes
     that. On 2 cores with other work beside it, a step is about 7 times as fast as plain generate's,
-    which copies the context, and 8 questions together 2.3 to 2.8 times as one by one.
+    which copies the context, and 8 questions together 2.3 to 2.8 times as one by one. By auto it is
+    1.33 to 1.39 times: a row for each passage reads the query, which one question's rows share
+    already, and that is most of the time of 12 tokens.
     """
     monkeypatch.setattr(time, "perf_counter", time.process_time)
     torch.manual_seed(0)
@@ -256,9 +271,9 @@ def test_windows_stay_fast(
     print(done.stdout)
     if found["concurrency"]:
         took = {one["name"]: min(one["seconds"]) for one in found["concurrency"]}
-        assert took["one by one"] > 1.5 * took["together"]
+        assert took["one by one"] > sooner * took["together"]
     else:
         plain, warm, uncited = found["rows"]
         assert min(warm["decode_s"]) < 1.25 * min(uncited["decode_s"])
-        assert min(plain["first_s"]) > 4 * min(warm["first_s"])
+        assert min(plain["first_s"]) > sooner * min(warm["first_s"])
         assert min(plain["decode_s"]) > 1.4 * min(warm["decode_s"])
