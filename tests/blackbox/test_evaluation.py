@@ -206,9 +206,9 @@ def test_other_settings_are_refused_unless_fresh(inscit: Eval, tmp_path: Path) -
     ("first", "then", "says"),
     [
         (("--top-k", "2"), ("--top-k", "1"), "it compares ape@2, and this command ape@1"),
-        (("--top-k", "1"), ("--top-k", "1,2"), "it compares ape@1, and this command ape@1, ape@2"),
-        ((), ("--methods", "pcw,ape"), "it compares ape@"),
-        ((), ("--methods", "all"), " and "),
+        (("--top-k", "1,2"), ("--top-k", "1"), "it compares ape@1, ape@2, and this command ape@1"),
+        ((), ("--methods", "pcw,linked"), "it compares ape@"),
+        (("--methods", "all"), ("--methods", "ape"), " more, and "),
     ],
 )
 def test_other_conditions_are_named_briefly(

@@ -201,3 +201,22 @@ def test_more_questions_go_on_where_fewer_stopped(run: Run, tmp_path: Path, kind
         other = run(*args, *option)
         assert other.exit_code == 2, option
         assert "other settings" in other.stderr
+
+
+@pytest.mark.parametrize("kind", ["passages", "citations"])
+def test_more_methods_go_on_where_fewer_stopped(run: Run, tmp_path: Path, kind: str) -> None:
+    data = questions(tmp_path / "q.jsonl", 2)
+    model = ("--model", "tiny-reader", "--max-new-tokens", "2")
+    args = ("eval", kind, "--data", data, *model, "--out", "run", "--methods")
+    assert run(*args, "ape", "--limit", "1").exit_code == 0
+    first = Path("run/records.jsonl").read_text()
+    more = run(*args, "pcw,ape")
+    assert more.exit_code == 0, more.stderr
+    found = Path("run/records.jsonl").read_text()
+    assert found.startswith(first)
+    asked = [(one["arm"], one["key"]) for one in map(json.loads, found.splitlines())]
+    assert len(set(asked)) == len(asked) == 4
+    for other in ("pcw", "pcw,ape:temperature=0.5"):
+        refused = run(*args, other)
+        assert refused.exit_code == 2
+        assert "other settings" in refused.stderr

@@ -168,9 +168,12 @@ class Manifest(BaseModel, extra="forbid"):
     def differing(self, earlier: Manifest) -> list[str]:
         """What keeps this run from going on where an earlier one stopped.
 
-        More questions of the same data do not.
+        More questions of the same data, and more conditions over them, do not.
         """
         there, now = earlier.settings, self.settings
+        before, after = (one.get("arms", {}) for one in (there, now))
+        if before.keys() <= after.keys():
+            now = {**now, "arms": {name: after[name] for name in before}}
         if len(self.keys) > len(earlier.keys) and self.keys[: len(earlier.keys)] == earlier.keys:
             there, now = _any_number(there), _any_number(now)
         return differences(there, now)
