@@ -11,17 +11,15 @@ from rag_windows_retrievers.documents import (
     Skipped,
     load_documents,
 )
-from rag_windows_retrievers.indexes import (
+from rag_windows_retrievers.in_memory import (
     BM25Retriever,
     DenseRetriever,
     Encoder,
-    Index,
     Progress,
     SentenceEncoder,
-    ingest,
-    open_index,
     progress_bar,
 )
+from rag_windows_retrievers.index import Changes, Index, IndexedDocument, ingest, open_index
 from rag_windows_retrievers.retriever import (
     DEFAULT_K,
     ConversationalRetriever,
@@ -38,6 +36,7 @@ __all__ = [
     "DEFAULT_K",
     "SUFFIXES",
     "BM25Retriever",
+    "Changes",
     "ConversationalRetriever",
     "DenseRetriever",
     "Document",
@@ -45,6 +44,7 @@ __all__ = [
     "Encoder",
     "HybridRetriever",
     "Index",
+    "IndexedDocument",
     "Progress",
     "Reranker",
     "Retriever",

@@ -6,6 +6,8 @@ import itertools
 import re
 import unicodedata
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
 
 import regex
 
@@ -26,6 +28,16 @@ _CHARACTER = regex.compile(r"\X")
 _PLAIN = re.compile(r"\w+")
 _WORD = regex.compile(rf"({_SPACELESS}+)|[\w--{_SPACELESS}]+", regex.V1)
 _NOT_PLAIN = regex.compile(rf"\p{{M}}|\u0640|{_SPACELESS}")
+
+
+def _version() -> str:
+    with suppress(PackageNotFoundError):
+        return f"1, icu4py {version('icu4py')}"
+    return "1, without ICU"
+
+
+VERSION = _version()
+"""Of how texts are split into words."""
 
 _INVISIBLE = regex.compile(r"\p{Default_Ignorable_Code_Point}+")
 # Vowel points, marks of stress and the stroke that stretches Arabic words: writers leave them out.
@@ -58,8 +70,8 @@ def tokenize(text: str) -> list[str]:
       capitals also as a word in capitals, which is none of `FUNCTION_WORDS`: US, IT, WHO, and
       single letters behind another word, as in "vitamin A".
 
-    Other versions of this package and of ICU may split otherwise: who stores words must store both
-    versions with them.
+    Other versions of this package and of ICU may split otherwise: who stores words must store
+    `VERSION` with them.
     """
     text = _SOFT_LINE_END.sub("", text)
     if not text.isascii():

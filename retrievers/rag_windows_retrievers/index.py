@@ -1,0 +1,1262 @@
+"""Documents and their passages in one SQLite database: found by words and by meaning.
+
+One file of a folder holds texts, words (FTS5) and vectors (sqlite-vec), so that a document comes,
+changes and goes in one transaction, and whoever reads meanwhile, or starts after a crash, finds
+whole documents only. What was removed is overwritten in the file, not just unlinked.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import re
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from queue import Empty, LifoQueue
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from rag_windows import Passage
+from rag_windows.errors import InputError, RetrievalError, require
+from rag_windows.passage import NEIGHBOURS
+from rag_windows.threads import Lock, in_children
+from rag_windows_retrievers.documents import (
+    Document,
+    DocumentFile,
+    Skipped,
+    found_files,
+    no_text,
+    path_names,
+)
+from rag_windows_retrievers.in_memory import (
+    PROBE,
+    Encoder,
+    Model,
+    Progress,
+    Vectors,
+    encoder_of,
+    moved,
+)
+from rag_windows_retrievers.retriever import (
+    BLANK_LINE,
+    DEFAULT_K,
+    HybridRetriever,
+    ScoredPassage,
+    check_k,
+    content,
+    ranked_text,
+)
+from rag_windows_retrievers.splitting import DEFAULT_WORDS, TokenBudget, split_document
+from rag_windows_retrievers.words import FUNCTION_WORDS, VERSION, tokenize
+
+if TYPE_CHECKING:
+    import apsw
+
+FILE = "index.sqlite"
+FORMAT = 1
+TOGETHER = 64
+"""Files whose documents are written in one transaction."""
+
+REMEMBERED = 10_000
+"""Removals that other processes can still learn of; who missed more must take all for stale."""
+
+_BUSY_MS, _PAUSE_MS = 60_000, 2_000
+_MOST_NEAREST = 4096
+"""Vectors that sqlite-vec finds at most."""
+
+_SCHEMA = """
+CREATE TABLE settings(name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE files(
+    source TEXT PRIMARY KEY, root TEXT NOT NULL, path TEXT NOT NULL, size INTEGER NOT NULL,
+    modified INTEGER NOT NULL, skipped TEXT NOT NULL);
+CREATE TABLE removed(source TEXT NOT NULL, id TEXT NOT NULL, PRIMARY KEY(source, id)) WITHOUT ROWID;
+CREATE TABLE documents(
+    number INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL, source TEXT, title TEXT,
+    sha256 TEXT NOT NULL, added REAL NOT NULL);
+CREATE INDEX documents_by_id ON documents(id);
+CREATE INDEX documents_by_source ON documents(source);
+CREATE TABLE passages(
+    number INTEGER PRIMARY KEY AUTOINCREMENT, document INTEGER NOT NULL REFERENCES documents,
+    place INTEGER NOT NULL, id TEXT, title TEXT, text TEXT NOT NULL, metadata TEXT NOT NULL,
+    named TEXT, at INTEGER, before TEXT, digest BLOB NOT NULL, length INTEGER NOT NULL);
+CREATE INDEX passages_by_document ON passages(document, place);
+CREATE INDEX passages_by_id ON passages(id);
+CREATE INDEX passages_by_digest ON passages(digest);
+CREATE TABLE stale(version INTEGER NOT NULL, id TEXT NOT NULL);
+CREATE INDEX stale_by_version ON stale(version);
+CREATE VIRTUAL TABLE words USING fts5(
+    title, text, content='passages', content_rowid='number', tokenize='rag_windows');
+INSERT INTO words(words, rank) VALUES('secure-delete', 1);
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class IndexedDocument:
+    """A document that an index holds.
+
+    Attributes:
+        id: its name, by which it is replaced and removed.
+        source: the file that it came from, as labels name it; None if it was added as text.
+        title: its title.
+        sha256: of its title, text and metadata, in hexadecimal digits.
+        added: when it came, or was last replaced, in seconds since 1970.
+        passages: how many it has.
+    """
+
+    id: str
+    source: str | None
+    title: str | None
+    sha256: str
+    added: float
+    passages: int
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """What a call has changed in an index.
+
+    Attributes:
+        added, replaced, removed: ids of documents.
+        unchanged: how many documents were there already, as they are.
+        skipped: files, lines and pages that were left out, and why.
+    """
+
+    added: tuple[str, ...] = ()
+    replaced: tuple[str, ...] = ()
+    removed: tuple[str, ...] = ()
+    unchanged: int = 0
+    skipped: tuple[Skipped, ...] = ()
+
+    @property
+    def stale(self) -> tuple[str, ...]:
+        """Ids of documents whose old windows no answer may read: those replaced and removed."""
+        return (*self.replaced, *self.removed)
+
+    def __bool__(self) -> bool:
+        return bool(self.added or self.replaced or self.removed)
+
+    def and_then(self, later: Changes) -> Changes:
+        """Both, one after the other."""
+        return Changes(
+            self.added + later.added,
+            self.replaced + later.replaced,
+            self.removed + later.removed,
+            self.unchanged + later.unchanged,
+            self.skipped + later.skipped,
+        )
+
+
+@dataclass(slots=True)
+class _Entry:
+    """A document as it is written: its passages and their vectors."""
+
+    id: str
+    source: str | None
+    title: str | None
+    sha256: str
+    passages: Sequence[Passage]
+    vectors: dict[bytes, Vectors] = field(default_factory=dict)
+
+
+class Index:
+    """Documents in a folder, whose passages are found by words and, with a model, by meaning.
+
+    Several threads and processes may use one index at once. Every question sees what was there
+    when it was asked. `retrieve` fuses both rankings; `by_words` and `by_meaning` are each of them.
+
+    Args:
+        folder: of the index; made where it is missing.
+        model: embeds passages: an `Encoder`, or what `SentenceEncoder` takes; None for words only.
+            Passages that have no vector yet get one when the index is opened.
+        words: of a passage's text at most, see `split_document`; the same for the whole index, so
+            None is what an index has, and `DEFAULT_WORDS` in a new one.
+        tokens: see `split_document`.
+        root: folder that labels of files are relative to; None is the working directory, and for an
+            index that exists the one that it began with.
+        progress: called with the number of passages embedded and of all; see `progress_bar`.
+
+    Raises:
+        RetrievalError: the folder can't be read or written, is damaged, of another version, or
+            holds the vectors of another model.
+        InputError: passages were split otherwise before.
+        ModelLoadError, MissingExtraError: see `SentenceEncoder`.
+    """
+
+    def __init__(
+        self,
+        folder: str | Path,
+        model: Model | None = None,
+        *,
+        words: int | None = None,
+        tokens: TokenBudget | None = None,
+        root: str | Path | None = None,
+        progress: Progress | None = None,
+    ) -> None:
+        require("An index on disk", "apsw", "sqlite-vec", extra="cli")
+        self.folder, self.path = Path(folder), Path(folder) / FILE
+        self.encoder: Encoder | None = None
+        self._words, self._tokens = words or DEFAULT_WORDS, tokens
+        self._lock = Lock()
+        self._dot = False
+        self.after_fork()
+        in_children(self)
+        self._listed: tuple[int, tuple[Passage, ...]] | None = None
+        with _readable(self.path):
+            try:
+                self.folder.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise RetrievalError(
+                    f"The index {self.folder} can't be written: {error.strerror}. Check the "
+                    "folder, its permissions and the free space."
+                ) from error
+            here = os.path.abspath(root if root is not None else ".")
+            self._begin(f"tokens={tokens.limit}" if tokens else words and f"words={words}", here)
+        if model is not None:
+            self._attach(encoder_of(model), progress)
+
+    def after_fork(self) -> None:
+        """In a child, the parent's connections are not used."""
+        self._free: LifoQueue[apsw.Connection] = LifoQueue()
+
+    # What is there.
+
+    @property
+    def version(self) -> int:
+        """Grows with every change, whichever process makes it."""
+        with self._reading() as connection:
+            return int(_setting(connection, "version") or 0)
+
+    def __len__(self) -> int:
+        with self._reading() as connection:
+            return int(connection.execute("SELECT count(*) FROM passages").get)
+
+    @property
+    def passages(self) -> tuple[Passage, ...]:
+        """All passages, document after document, as `retrieve` finds them but without scores."""
+        with self._reading() as connection:
+            version = int(_setting(connection, "version") or 0)
+            if self._listed is None or self._listed[0] != version:
+                numbers = connection.execute(
+                    "SELECT number FROM passages ORDER BY document, place, number"
+                )
+                made = _passages(connection, [number for (number,) in numbers])
+                self._listed = version, tuple(made)
+            return self._listed[1]
+
+    def passages_of(self, ids: Collection[str]) -> tuple[Passage, ...]:
+        """The passages of some documents, in order."""
+        with self._reading() as connection:
+            found: list[int] = []
+            for one in ids:
+                rows = connection.execute(
+                    "SELECT p.number FROM passages p JOIN documents d ON p.document = d.number "
+                    "WHERE d.id = ? ORDER BY p.document, p.place, p.number",
+                    (one,),
+                )
+                found += [number for (number,) in rows]
+            return tuple(_passages(connection, found))
+
+    def named(self, ids: Collection[str]) -> tuple[Passage, ...]:
+        """Passages by their own ids, in the order of the ids; unknown ones are left out."""
+        with self._reading() as connection:
+            return tuple(_passages(connection, [n for one in ids for n in _own(connection, one)]))
+
+    def documents(self, id: str | None = None) -> list[IndexedDocument]:
+        """The documents, or those of one id, in the order in which they came."""
+        with self._reading() as connection:
+            rows = connection.execute(
+                "SELECT d.id, d.source, d.title, d.sha256, d.added, "
+                "(SELECT count(*) FROM passages p WHERE p.document = d.number) "
+                "FROM documents d WHERE ?1 IS NULL OR d.id = ?1 ORDER BY d.number",
+                (id,),
+            )
+            return [IndexedDocument(*row) for row in rows]
+
+    def skipped(self) -> list[Skipped]:
+        """Files, lines and pages that could not be read or were left out, as they stand now."""
+        with self._reading() as connection:
+            rows = connection.execute("SELECT skipped FROM files ORDER BY source").fetchall()
+        return [Skipped(**one) for (text,) in rows for one in json.loads(text)]
+
+    def roots(self) -> list[str]:
+        """The paths that `follow` was given, of which files are still known."""
+        with self._reading() as connection:
+            rows = connection.execute("SELECT DISTINCT root FROM files ORDER BY root")
+            return [root for (root,) in rows]
+
+    def stale_since(self, version: int) -> tuple[int, list[str] | None]:
+        """The version now, and ids of documents that were replaced or removed since another one.
+
+        None in their place where so much has changed that nobody remembers.
+        """
+        with self._reading() as connection:
+            now = int(_setting(connection, "version") or 0)
+            forgotten = int(_setting(connection, "forgotten") or 0)
+            if version < forgotten:
+                return now, None
+            rows = connection.execute("SELECT id FROM stale WHERE version > ?", (version,))
+            return now, list(dict.fromkeys(one for (one,) in rows))
+
+    # How it changes.
+
+    def add(
+        self,
+        documents: Document | Iterable[Document],
+        *,
+        progress: Progress | None = None,
+    ) -> Changes:
+        """Add documents in one transaction; one whose id is there takes the place of the old one.
+
+        Raises:
+            InputError: a document's metadata can't be saved as JSON, or it is no document.
+            RetrievalError: the index can't be written; then nothing of it changes.
+        """
+        listed = [documents] if isinstance(documents, Document) else list(documents)
+        entries = [self._entry(one, None) for one in {one.id: one for one in listed}.values()]
+        return self._put(entries, progress)
+
+    def add_passages(
+        self, passages: Iterable[Passage], *, progress: Progress | None = None
+    ) -> Changes:
+        """Add passages as they are, in one transaction; one whose id is there is replaced.
+
+        Each belongs to the document that it names, else to one of its own. A passage without an id
+        is refused, since nobody could replace or remove it.
+        """
+        given = list(passages)
+        if any(one.id is None for one in given):
+            raise InputError("A passage that is added needs an id. Give it one: Passage(id=...).")
+        vectors = self._embedded(given, progress)
+        with self._writing() as connection:
+            now = time.time()
+            replaced: list[str] = []
+            fresh: dict[str, None] = {}
+            for one in given:
+                name = one.document or str(one.id)
+                for number in _own(connection, str(one.id)):
+                    _drop_passages(connection, [number])
+                    replaced.append(name)
+                row = connection.execute(
+                    "SELECT number FROM documents WHERE id = ? ORDER BY number LIMIT 1", (name,)
+                ).fetchone()
+                if row is None:
+                    number = _insert_document(connection, name, None, one.title, "", now)
+                    fresh[name] = None
+                else:
+                    number = row[0]
+                self._insert(connection, number, [one], vectors, given=True)
+            _drop_empty(connection)
+            again = tuple(dict.fromkeys(one for one in replaced if one not in fresh))
+            _note_stale(connection, again)
+        return Changes(tuple(fresh), again)
+
+    def remove(self, ids: Collection[str] | str) -> Changes:
+        """Remove documents by id, or files by their label, for good.
+
+        A file that is still in its folder stays out until `follow` is told to take it again.
+        """
+        names = [ids] if isinstance(ids, str) else list(ids)
+        with self._writing() as connection:
+            gone: list[str] = []
+            for name in names:
+                rows = connection.execute(
+                    "SELECT number, id, source FROM documents WHERE id = ?1 OR source = ?1", (name,)
+                ).fetchall()
+                gone += [one for _, one, _ in rows]
+                _drop_documents(connection, [number for number, *_ in rows])
+                out = [(source, one) for _, one, source in rows if source is not None]
+                if connection.execute("SELECT 1 FROM files WHERE source = ?", (name,)).fetchone():
+                    out.append((name, _WHOLE))
+                connection.executemany("INSERT OR IGNORE INTO removed VALUES(?, ?)", out)
+            removed = tuple(dict.fromkeys(gone))
+            _note_stale(connection, removed)
+        return Changes(removed=removed)
+
+    def remove_passages(self, ids: Collection[str]) -> Changes:
+        """Remove passages by their own ids, and documents of which none is left."""
+        with self._writing() as connection:
+            numbers = [n for one in ids for n in _own(connection, one)]
+            names = _names_of(connection, numbers)
+            _drop_passages(connection, numbers)
+            _drop_empty(connection)
+            _note_stale(connection, names)
+        return Changes(removed=tuple(names))
+
+    def follow(
+        self,
+        paths: str | Path | Iterable[str | Path],
+        *,
+        again: bool = False,
+        strict: bool = False,
+        storage_options: Mapping[str, Any] | None = None,
+        progress: Progress | None = None,
+    ) -> Changes:
+        """Make the index hold what the files behind some paths hold now.
+
+        Only files whose size or time has changed are read. What is gone from below the paths, or
+        can't be read any more, goes from the index; documents of other paths stay.
+
+        Args:
+            paths: see `load_documents`.
+            again: whether to take files again that `remove` took out.
+            strict: whether a file that can't be read is an error; else it is reported.
+            storage_options: see `load_documents`.
+            progress: called with the number of files read and of all that have to be.
+
+        Raises:
+            DocumentError: a path does not exist, or, with ``strict``, a file can't be read.
+            RetrievalError, InputError: see `add`; files before the one concerned are there.
+        """
+        with self._reading() as connection:
+            root = Path(str(_setting(connection, "root")))
+            known = {row[0]: row[1:] for row in connection.execute(_FILES)}
+            counts = dict(connection.execute(_COUNTS).fetchall())
+            out = {} if again else _removed(connection)
+        changes = Changes()
+        present: set[str] = set()
+        todo: list[tuple[DocumentFile, str]] = []
+        names = [_absolute(one) for one in path_names(paths)]
+        for name in names:
+            for one in found_files([name], root=root, storage_options=storage_options):
+                if isinstance(one, Skipped):
+                    changes = changes.and_then(Changes(skipped=(one,)))
+                    continue
+                present.add(one.label)
+                if _WHOLE in out.get(one.label, ()):
+                    continue
+                before = known.get(one.label)
+                if again or before is None or _stat(one) != before[1:3]:
+                    todo.append((one, name))
+                else:
+                    old = tuple(Skipped(**each) for each in json.loads(before[3]))
+                    changes = changes.and_then(
+                        Changes(unchanged=counts.get(one.label, 0), skipped=old)
+                    )
+        bad = [one for one in changes.skipped if one.problem]
+        if strict and bad:
+            raise _unreadable(bad[0])
+        gone = [
+            source for source, row in known.items() if row[0] in names and source not in present
+        ]
+        if gone:
+            changes = changes.and_then(self._forget(gone))
+        for start in range(0, len(todo), TOGETHER):
+            if progress is not None:
+                progress(start, len(todo))
+            changes = changes.and_then(self._take(todo[start : start + TOGETHER], out, strict))
+        if progress is not None:
+            progress(len(todo), len(todo))
+        return changes
+
+    def close(self) -> None:
+        """Close the files; the index may be used again, which opens them."""
+        with suppress(Empty):
+            while True:
+                self._free.get_nowait().close()
+
+    def __enter__(self) -> Index:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    # How it is asked.
+
+    @property
+    def retriever(self) -> Index:
+        """Itself, which is a `Retriever`."""
+        return self
+
+    @property
+    def by_words(self) -> ByWords:
+        """Okapi BM25 over titles and texts."""
+        return ByWords(self)
+
+    @property
+    def by_meaning(self) -> ByMeaning:
+        """Nearness of vectors.
+
+        Raises:
+            InputError: the index was opened without an embedding model.
+        """
+        if self.encoder is None:
+            raise InputError("This index was opened without an embedding model. Give it one.")
+        return ByMeaning(self)
+
+    def retrieve(self, query: str, k: int = DEFAULT_K) -> list[ScoredPassage]:
+        """Rank by words, and by meaning where there is a model, both fused; see `Retriever`."""
+        check_k(k)
+        with self.snapshot():
+            if self.encoder is None:
+                return self.by_words.retrieve(query, k)
+            return HybridRetriever([self.by_words, self.by_meaning]).retrieve(query, k)
+
+    @contextmanager
+    def snapshot(self) -> Iterator[None]:
+        """Inside the block, this thread sees the index as it was at its beginning."""
+        with self._reading():
+            yield
+
+    # Connections.
+
+    @contextmanager
+    def _reading(self) -> Iterator[apsw.Connection]:
+        """A connection that sees one version; the same one inside a block that has one."""
+        held = getattr(_held, "of", {}).get(id(self))
+        if held is not None:
+            yield held
+            return
+        with _readable(self.path), self._connection() as connection:
+            connection.execute("BEGIN")
+            _held.of = {**getattr(_held, "of", {}), id(self): connection}
+            try:
+                yield connection
+            finally:
+                _held.of = {key: one for key, one in _held.of.items() if key != id(self)}
+                with suppress(Exception):  # of a connection that is broken
+                    connection.execute("ROLLBACK")
+
+    @contextmanager
+    def _writing(self) -> Iterator[apsw.Connection]:
+        """A connection that changes the index as a whole or not at all."""
+        with self._lock, _readable(self.path), self._connection() as connection:
+            connection.execute("BEGIN IMMEDIATE")
+            try:
+                yield connection
+                version = int(_setting(connection, "version") or 0) + 1
+                _set(connection, "version", str(version))
+                connection.execute("COMMIT")
+            except BaseException:
+                with suppress(Exception):  # SQLite may have rolled back already
+                    connection.execute("ROLLBACK")
+                raise
+            # The log holds what was removed until it is emptied, for which readers have to pause.
+            connection.set_busy_timeout(_PAUSE_MS)
+            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+            connection.set_busy_timeout(_BUSY_MS)
+
+    @contextmanager
+    def _connection(self) -> Iterator[apsw.Connection]:
+        free = self._free
+        try:
+            connection = free.get_nowait()
+        except Empty:
+            connection = _connect(self.path)
+        try:
+            yield connection
+        except BaseException:
+            connection.close()
+            raise
+        free.put(connection)
+
+    def _begin(self, split: str | None, root: str) -> None:
+        """Make the tables, or check that those that are there are ours."""
+        with self._connection() as connection:
+            connection.execute("BEGIN IMMEDIATE")
+            try:
+                if not connection.execute("SELECT 1 FROM sqlite_schema LIMIT 1").fetchone():
+                    connection.execute(_SCHEMA)
+                    split = split or f"words={DEFAULT_WORDS}"
+                    made = {"format": str(FORMAT), "split": split, "root": root, "version": "0"}
+                    for name, value in {**made, "words": VERSION}.items():
+                        _set(connection, name, value)
+                self._check(connection, split)
+                connection.execute("COMMIT")
+            except BaseException:
+                with suppress(Exception):
+                    connection.execute("ROLLBACK")
+                raise
+
+    def _check(self, connection: apsw.Connection, split: str | None) -> None:
+        if (found := _setting(connection, "format")) != str(FORMAT):
+            raise RetrievalError(
+                f"The index {self.path} has the format {found}, and this version reads "
+                f"{FORMAT}. Delete it and build it again."
+            )
+        before = str(_setting(connection, "split"))
+        if split is not None and before != split:
+            raise InputError(
+                f"The passages of the index {self.folder} have {before}, not {split}. Use the "
+                "same, or another folder."
+            )
+        kind, _, number = before.partition("=")
+        self._split_by = before
+        if kind == "words":
+            self._words = int(number)
+        if _setting(connection, "words") != VERSION:
+            # Another version of this package or of ICU splits texts into other words.
+            connection.execute("INSERT INTO words(words) VALUES('rebuild')")
+            rows = connection.execute("SELECT number, title, text FROM passages").fetchall()
+            lengths = [(_length(Passage(text, title=title)), n) for n, title, text in rows]
+            connection.executemany("UPDATE passages SET length = ? WHERE number = ?", lengths)
+            _set(connection, "length", str(sum(length for length, _ in lengths)))
+            _set(connection, "words", VERSION)
+
+    def _attach(self, encoder: Encoder, progress: Progress | None) -> None:
+        """Find by meaning, too: passages without a vector get one."""
+        probe = encoder.embed(PROBE, query=False)
+        with self._writing() as connection:
+            if not _vectored(connection):
+                connection.execute(
+                    f"CREATE VIRTUAL TABLE vectors USING vec0(embedding float[{encoder.dimension}] "
+                    "distance_metric=cosine)"
+                )
+                _set(connection, "dimension", str(encoder.dimension))
+                _set(connection, "model", encoder.name)
+                _set(connection, "probe", json.dumps(probe.tolist()))
+            stored = np.array(json.loads(str(_setting(connection, "probe"))), dtype=np.float32)
+            name = _setting(connection, "model")
+        # A name is not compared: the same model may lie in another folder now.
+        if moved(probe, stored):
+            raise RetrievalError(
+                f"The vectors in {self.path} were made by {name!r}, not by {encoder.name!r}. Load "
+                "that model, or delete the folder and build the index again."
+            )
+        self.encoder = encoder
+        self._dot = not np.allclose(np.linalg.norm(probe, axis=1), 1.0, atol=1e-3)
+        self.complete(progress)
+
+    def complete(self, progress: Progress | None = None) -> None:
+        """Embed the passages that have no vector, as those that a process without a model added."""
+        if self.encoder is None:
+            return
+        with self._reading() as connection:
+            rows = connection.execute(
+                "SELECT number FROM passages WHERE number NOT IN (SELECT rowid FROM vectors)"
+            )
+            missing = _passages(connection, [number for (number,) in rows])
+        missing = [one for one in missing if one.text.strip()]
+        if not missing:
+            return
+        vectors = self._embedded(missing, progress)
+        with self._writing() as connection:
+            for digest, vector in vectors.items():
+                rows = connection.execute(
+                    "SELECT number FROM passages WHERE digest = ? AND number NOT IN "
+                    "(SELECT rowid FROM vectors)",
+                    (digest,),
+                ).fetchall()
+                for (number,) in rows:
+                    _insert_vector(connection, number, vector)
+
+    # Writing.
+
+    def _entry(self, document: Document, source: str | None) -> _Entry:
+        if self._tokens is None and self._split_by.startswith("tokens"):
+            raise InputError(
+                f"The passages of the index {self.folder} have {self._split_by}. Open it with the "
+                "same tokens=TokenBudget(...) to add documents."
+            )
+        passages = split_document(document, words=self._words, tokens=self._tokens)
+        said = {"title": document.title, "text": document.text, "metadata": document.metadata}
+        return _Entry(document.id, source, document.title, _sha256(_json(said)), passages)
+
+    def _embedded(
+        self, passages: Sequence[Passage], progress: Progress | None = None
+    ) -> dict[bytes, Vectors]:
+        """Vectors by digest, of those that hold text; known ones are not embedded again."""
+        if self.encoder is None:
+            return {}
+        texts = {_digest(one): ranked_text(one) for one in passages if one.text.strip()}
+        found: dict[bytes, Vectors] = {}
+        with self._reading() as connection:
+            for digest in texts:
+                row = connection.execute(
+                    "SELECT v.embedding FROM passages p JOIN vectors v ON v.rowid = p.number "
+                    "WHERE p.digest = ? LIMIT 1",
+                    (digest,),
+                ).fetchone()
+                if row is not None:
+                    found[digest] = np.frombuffer(row[0], dtype=np.float32)
+        if new := [digest for digest in texts if digest not in found]:
+            made = self.encoder.embed([texts[one] for one in new], query=False, progress=progress)
+            found.update(zip(new, made, strict=True))
+        return found
+
+    def _put(self, entries: Sequence[_Entry], progress: Progress | None = None) -> Changes:
+        """Write documents that were added as text, each in the place of those of its id."""
+        vectors = self._embedded([one for each in entries for one in each.passages], progress)
+        with self._writing() as connection:
+            added: list[str] = []
+            replaced: list[str] = []
+            unchanged = 0
+            for entry in entries:
+                rows = connection.execute(
+                    "SELECT number, sha256 FROM documents WHERE id = ?", (entry.id,)
+                ).fetchall()
+                if [sha256 for _, sha256 in rows] == [entry.sha256]:
+                    unchanged += 1
+                    continue
+                (replaced if rows else added).append(entry.id)
+                _drop_documents(connection, [number for number, _ in rows])
+                self._write(connection, entry, vectors)
+            _note_stale(connection, replaced)
+        return Changes(tuple(added), tuple(replaced), unchanged=unchanged)
+
+    def _take(
+        self,
+        files: Sequence[tuple[DocumentFile, str]],
+        out: Mapping[str, Collection[str]],
+        strict: bool,
+    ) -> Changes:
+        """Read some files and write their documents in one transaction."""
+        read = []
+        for file, root in files:
+            # Before its bytes: what is written meanwhile is another time, and read again.
+            size, modified = _stat(file)
+            fresh = time.time_ns() - modified < _FRESH_NS
+            status = size, -1 if fresh else modified
+            found = file.read()
+            skipped = [one for one in found if isinstance(one, Skipped)]
+            if strict and (bad := [one for one in skipped if one.problem]):
+                raise _unreadable(bad[0])
+            left = out.get(file.label, ())
+            made = [
+                self._entry(one, file.label)
+                for one in found
+                if isinstance(one, Document) and one.id not in left
+            ]
+            read.append((file, root, status, made, skipped))
+        entries = [one for *_, made, _ in read for one in made]
+        vectors = self._embedded([one for each in entries for one in each.passages])
+        changes = Changes()
+        with self._writing() as connection:
+            for file, root, status, made, skipped in read:
+                changes = changes.and_then(self._replace(connection, file.label, made, vectors))
+                changes = changes.and_then(Changes(skipped=tuple(skipped)))
+                notes = _json([_as_dict(one) for one in skipped])
+                connection.execute(
+                    "INSERT OR REPLACE INTO files(source, root, path, size, modified, skipped) "
+                    "VALUES(?, ?, ?, ?, ?, ?)",
+                    (file.label, root, file.path, *status, notes),
+                )
+                if not out.get(file.label):
+                    connection.execute("DELETE FROM removed WHERE source = ?", (file.label,))
+            _note_stale(connection, changes.stale)
+        return changes
+
+    def _replace(
+        self,
+        connection: apsw.Connection,
+        source: str,
+        entries: Sequence[_Entry],
+        vectors: Mapping[bytes, Vectors],
+    ) -> Changes:
+        """Write a file's documents in the place of those that it had."""
+        before = connection.execute(
+            "SELECT number, id, sha256 FROM documents WHERE source = ? ORDER BY number", (source,)
+        ).fetchall()
+        now = [(one.id, one.sha256) for one in entries]
+        if now == [(one, sha256) for _, one, sha256 in before]:
+            return Changes(unchanged=len(before))
+        names, old = [one for one, _ in now], [one for _, one, _ in before]
+        same = {(one, sha256) for _, one, sha256 in before} & set(now)
+        _drop_documents(connection, [number for number, *_ in before])
+        for entry in entries:
+            self._write(connection, entry, vectors)
+        untouched = {one for one, _ in same}
+        return Changes(
+            tuple(one for one in dict.fromkeys(names) if one not in old),
+            tuple(o for o in dict.fromkeys(names) if o in old and o not in untouched),
+            tuple(one for one in dict.fromkeys(old) if one not in names),
+            len(same),
+        )
+
+    def _write(
+        self, connection: apsw.Connection, entry: _Entry, vectors: Mapping[bytes, Vectors]
+    ) -> None:
+        number = _insert_document(
+            connection, entry.id, entry.source, entry.title, entry.sha256, time.time()
+        )
+        self._insert(connection, number, entry.passages, vectors)
+
+    def _insert(
+        self,
+        connection: apsw.Connection,
+        document: int,
+        passages: Sequence[Passage],
+        vectors: Mapping[bytes, Vectors],
+        *,
+        given: bool = False,
+    ) -> None:
+        place = connection.execute(
+            "SELECT coalesce(max(place) + 1, 0) FROM passages WHERE document = ?", (document,)
+        ).get
+        for one in passages:
+            digest = _digest(one)
+            at = place if one.index is None else one.index
+            place = max(place, at) + 1
+            # Of a document that was split here, neighbours are read from where they stand.
+            before = _json(list(one.before)) if given and one.before else None
+            row = (document, at, one.id, one.title, one.text, _json(dict(one.metadata)))
+            if any(isinstance(part, str) and _HALF.search(part) for part in (*row, one.document)):
+                raise InputError(
+                    f"The passage {one.id!r:.80} holds half a character (an unpaired surrogate), "
+                    "which can't be stored. Replace it."
+                )
+            connection.execute(
+                "INSERT INTO passages(document, place, id, title, text, metadata, named, at, "
+                "before, digest, length) VALUES(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                (*row, one.document, one.index, before, digest, length := _length(one)),
+            )
+            number = connection.last_insert_rowid()
+            _count(connection, 1, length)
+            connection.execute(
+                "INSERT INTO words(rowid, title, text) VALUES(?, ?, ?)",
+                (number, one.title, one.text),
+            )
+            if digest in vectors:
+                _insert_vector(connection, number, vectors[digest])
+
+    def _forget(self, sources: Collection[str]) -> Changes:
+        """Remove the documents of files that are gone."""
+        with self._writing() as connection:
+            gone: list[str] = []
+            for source in sources:
+                rows = connection.execute(
+                    "SELECT number, id FROM documents WHERE source = ?", (source,)
+                ).fetchall()
+                gone += [one for _, one in rows]
+                _drop_documents(connection, [number for number, _ in rows])
+                connection.execute("DELETE FROM files WHERE source = ?", (source,))
+            removed = tuple(dict.fromkeys(gone))
+            _note_stale(connection, removed)
+        return Changes(removed=removed)
+
+
+class ByWords:
+    """Okapi BM25 of an `Index`, in Lucene's variant, as `BM25Retriever` has it.
+
+    English function words in a question are ignored as long as another word of it is known. A word
+    that stands in a question twice counts twice. Passages that share no word with it are not found.
+    SQLite's own ranking, which gives nothing for words that half of all passages have, chooses
+    `CANDIDATES` passages or more, which are ranked anew.
+    """
+
+    def __init__(self, index: Index) -> None:
+        self._index = index
+
+    def retrieve(self, query: str, k: int = DEFAULT_K) -> list[ScoredPassage]:
+        """Rank the passages that share a word with the query; see `Retriever.retrieve`."""
+        check_k(k)
+        words = Counter(tokenize(query))
+        with self._index._reading() as connection:
+            known = {word: n for word in words if (n := _passages_with(connection, word))}
+            telling = known.keys() - FUNCTION_WORDS or known.keys()
+            if not telling:
+                return []
+            asked = " OR ".join(f'"{word}"' for word in words if word in telling)
+            numbers = [int(_setting(connection, name) or 0) for name in ("passages", "length")]
+            weights = {
+                word: words[word]
+                * math.log1p((numbers[0] - known[word] + 0.5) / (known[word] + 0.5))
+                for word in telling
+            }
+            usual = numbers[1] / max(1, numbers[0])
+
+            def ranked(most: int) -> list[tuple[int, float]]:
+                rows = connection.execute(
+                    "SELECT rowid, title, text, length FROM passages WHERE number IN "
+                    "(SELECT rowid FROM words WHERE words MATCH ? ORDER BY rank, rowid LIMIT ?)",
+                    (asked, max(CANDIDATES, 4 * most)),
+                )
+                found = []
+                for number, title, text, length in rows:
+                    counts = Counter(tokenize(ranked_text(Passage(text, title=title))))
+                    norm = _K1 * (1 - _B + _B * length / usual)
+                    score = sum(
+                        weight * counts[word] / (counts[word] + norm)
+                        for word, weight in weights.items()
+                    )
+                    found.append((number, score))
+                return sorted(found, key=lambda one: (-one[1], one[0]))[:most]
+
+            return _distinct(connection, ranked, k)
+
+
+class ByMeaning:
+    """Passages of an `Index` whose vectors lie nearest to the query's; every vector is compared.
+
+    The score is the cosine, or the dot product for a model made for it. A query of several
+    paragraphs asks with the mean of their vectors. Blank passages are never found.
+    """
+
+    def __init__(self, index: Index) -> None:
+        self._index = index
+
+    def retrieve(self, query: str, k: int = DEFAULT_K) -> list[ScoredPassage]:
+        """Rank the passages by their nearness to the query; see `Retriever.retrieve`."""
+        check_k(k)
+        index = self._index
+        paragraphs = [one for one in BLANK_LINE.split(query) if one.strip()]
+        if not paragraphs or index.encoder is None:
+            return []
+        asked = index.encoder.embed(paragraphs, query=True).mean(axis=0).astype(np.float32)
+        with index._reading() as connection:
+
+            def ranked(most: int) -> list[tuple[int, float]]:
+                if not index._dot and most <= _MOST_NEAREST:
+                    return connection.execute(
+                        "SELECT rowid, 1 - distance FROM vectors WHERE embedding MATCH ? AND k = ? "
+                        "ORDER BY distance, rowid",
+                        (asked.tobytes(), most),
+                    ).fetchall()
+                found = [
+                    (number, float(np.frombuffer(vector, dtype=np.float32) @ asked))
+                    for number, vector in connection.execute("SELECT rowid, embedding FROM vectors")
+                ]
+                return sorted(found, key=lambda one: (-one[1], one[0]))[:most]
+
+            return _distinct(connection, ranked, k)
+
+
+def _distinct(
+    connection: apsw.Connection, ranked: Callable[[int], list[tuple[int, float]]], k: int
+) -> list[ScoredPassage]:
+    """The first k passages of different title and text."""
+    most = k
+    while True:
+        rows = ranked(most)
+        found: dict[tuple[str | None, str], ScoredPassage] = {}
+        numbers = [number for number, _ in rows]
+        for one, (_, score) in zip(_passages(connection, numbers), rows, strict=True):
+            found.setdefault(content(one), replace(one, score=float(score)))
+        if len(found) >= k or len(rows) < most:
+            return list(found.values())[:k]
+        most *= 2
+
+
+CANDIDATES = 200
+"""Passages that a question's words are counted in, at least."""
+
+_HALF = re.compile("[\ud800-\udfff]")
+
+_K1, _B = 1.5, 0.75
+
+_FILES = "SELECT source, root, size, modified, skipped FROM files"
+_COUNTS = "SELECT source, count(*) FROM documents WHERE source IS NOT NULL GROUP BY source"
+_WHOLE = ""
+"""In the place of a document's id: all of a file."""
+
+_FRESH_NS = 2_000_000_000
+"""A file that was written so shortly ago may be written again without another time."""
+
+_held = threading.local()
+
+
+def _connect(path: Path) -> apsw.Connection:
+    import apsw
+    import apsw.fts5
+    import sqlite_vec
+
+    connection = apsw.Connection(os.fspath(path))
+    connection.set_busy_timeout(_BUSY_MS)
+    connection.enable_load_extension(True)
+    connection.load_extension(sqlite_vec.loadable_path())
+    connection.enable_load_extension(False)
+    for pragma in ("journal_mode = WAL", "synchronous = FULL", "secure_delete = ON"):
+        connection.execute(f"PRAGMA {pragma}").fetchall()
+
+    def tokenizer(*_: Any) -> Callable[[bytes, int, str | None], list[str]]:
+        def words(text: bytes, reason: int, _: str | None) -> list[str]:
+            spelled = text.decode("utf-8")
+            # A question's words come one by one, as `tokenize` spells them.
+            asked = reason & apsw.FTS5_TOKENIZE_QUERY
+            return [spelled] if asked else tokenize(spelled)
+
+        return words
+
+    connection.register_fts5_tokenizer("rag_windows", tokenizer)
+    connection.execute("CREATE VIRTUAL TABLE temp.known USING fts5vocab(main, words, row)")
+    return connection
+
+
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    """Say what SQLite says in our words, and what to do."""
+    import apsw
+
+    try:
+        yield
+    except apsw.FullError as error:
+        raise RetrievalError(
+            f"The index {path} can't be written: the disk is full. Free some space; nothing that "
+            "was there is lost."
+        ) from error
+    except (apsw.NotADBError, apsw.CorruptError) as error:
+        raise RetrievalError(
+            f"The index {path} is damaged ({error}). Delete it and build it again."
+        ) from error
+    except apsw.BusyError as error:
+        raise RetrievalError(
+            f"The index {path} is being written by another process for more than "
+            f"{_BUSY_MS // 1000} seconds. Try again when that is done."
+        ) from error
+    except apsw.Error as error:
+        raise RetrievalError(
+            f"The index {path} can't be used ({type(error).__name__}: {error}). Check the folder, "
+            "its permissions and the free space."
+        ) from error
+
+
+def _setting(connection: apsw.Connection, name: str) -> str | None:
+    row = connection.execute("SELECT value FROM settings WHERE name = ?", (name,)).fetchone()
+    return None if row is None else str(row[0])
+
+
+def _vectored(connection: apsw.Connection) -> bool:
+    return _setting(connection, "dimension") is not None
+
+
+def _set(connection: apsw.Connection, name: str, value: str) -> None:
+    connection.execute("INSERT OR REPLACE INTO settings VALUES(?, ?)", (name, value))
+
+
+def _passages_with(connection: apsw.Connection, word: str) -> int:
+    """In how many passages a word stands."""
+    row = connection.execute("SELECT doc FROM temp.known WHERE term = ?", (word,)).fetchone()
+    return 0 if row is None else int(row[0])
+
+
+def _own(connection: apsw.Connection, id: str) -> list[int]:
+    rows = connection.execute("SELECT number FROM passages WHERE id = ? ORDER BY number", (id,))
+    return [number for (number,) in rows]
+
+
+def _passages(connection: apsw.Connection, numbers: Sequence[int]) -> list[Passage]:
+    """Passages by their numbers, with the texts in front of them."""
+    made = []
+    for number in numbers:
+        document, place, id, title, text, metadata, named, at, before = connection.execute(
+            "SELECT document, place, id, title, text, metadata, named, at, before FROM passages "
+            "WHERE number = ?",
+            (number,),
+        ).get
+        texts: list[str] = [] if before is None else json.loads(before)
+        if before is None and at is not None:
+            rows = connection.execute(
+                "SELECT place, text FROM passages WHERE document = ? AND place < ? AND place >= ? "
+                "AND at IS NOT NULL ORDER BY place DESC",
+                (document, place, place - NEIGHBOURS),
+            )
+            expected = place - 1
+            for there, own in rows:
+                if there != expected:
+                    break
+                texts.insert(0, own)
+                expected -= 1
+        made.append(
+            Passage(
+                text,
+                id=id,
+                title=title,
+                metadata=json.loads(metadata),
+                document=named,
+                index=at,
+                before=tuple(texts),
+            )
+        )
+    return made
+
+
+def _insert_document(
+    connection: apsw.Connection,
+    id: str,
+    source: str | None,
+    title: str | None,
+    sha256: str,
+    added: float,
+) -> int:
+    connection.execute(
+        "INSERT INTO documents(id, source, title, sha256, added) VALUES(?, ?, ?, ?, ?)",
+        (id, source, title, sha256, added),
+    )
+    return connection.last_insert_rowid()
+
+
+def _insert_vector(connection: apsw.Connection, number: int, vector: Vectors) -> None:
+    connection.execute(
+        "INSERT INTO vectors(rowid, embedding) VALUES(?, ?)",
+        (number, np.ascontiguousarray(vector, dtype=np.float32).tobytes()),
+    )
+
+
+def _drop_documents(connection: apsw.Connection, numbers: Iterable[int]) -> None:
+    for number in numbers:
+        rows = connection.execute("SELECT number FROM passages WHERE document = ?", (number,))
+        _drop_passages(connection, [one for (one,) in rows.fetchall()])
+        connection.execute("DELETE FROM documents WHERE number = ?", (number,))
+
+
+def _drop_passages(connection: apsw.Connection, numbers: Iterable[int]) -> None:
+    vectored = _vectored(connection)
+    for number in numbers:
+        title, text, length = connection.execute(
+            "SELECT title, text, length FROM passages WHERE number = ?", (number,)
+        ).get
+        _count(connection, -1, -length)
+        connection.execute(
+            "INSERT INTO words(words, rowid, title, text) VALUES('delete', ?, ?, ?)",
+            (number, title, text),
+        )
+        if vectored:
+            # sqlite-vec only marks a row as gone; its numbers say something of the text.
+            connection.execute(
+                "UPDATE vectors SET embedding = zeroblob(length(embedding)) WHERE rowid = ?",
+                (number,),
+            )
+            connection.execute("DELETE FROM vectors WHERE rowid = ?", (number,))
+        connection.execute("DELETE FROM passages WHERE number = ?", (number,))
+
+
+def _length(passage: Passage) -> int:
+    return len(tokenize(ranked_text(passage)))
+
+
+def _count(connection: apsw.Connection, passages: int, words: int) -> None:
+    """Add to the numbers of passages and of their words."""
+    for name, more in (("passages", passages), ("length", words)):
+        _set(connection, name, str(int(_setting(connection, name) or 0) + more))
+
+
+def _drop_empty(connection: apsw.Connection) -> None:
+    connection.execute(
+        "DELETE FROM documents WHERE number NOT IN (SELECT document FROM passages) "
+        "AND source IS NULL"
+    )
+
+
+def _names_of(connection: apsw.Connection, numbers: Sequence[int]) -> list[str]:
+    found: dict[str, None] = {}
+    for number in numbers:
+        row = connection.execute(
+            "SELECT d.id FROM documents d JOIN passages p ON p.document = d.number "
+            "WHERE p.number = ?",
+            (number,),
+        ).fetchone()
+        if row is not None:
+            found[str(row[0])] = None
+    return list(found)
+
+
+def _note_stale(connection: apsw.Connection, ids: Sequence[str]) -> None:
+    """Let other processes learn which documents' windows they may not read any more."""
+    version = int(_setting(connection, "version") or 0) + 1
+    connection.executemany("INSERT INTO stale VALUES(?, ?)", [(version, one) for one in ids])
+    row = connection.execute(
+        "SELECT version FROM stale ORDER BY version DESC, rowid DESC LIMIT 1 OFFSET ?",
+        (REMEMBERED,),
+    ).fetchone()
+    if row is not None:
+        connection.execute("DELETE FROM stale WHERE version <= ?", row)
+        _set(connection, "forgotten", str(row[0]))
+
+
+def _json(value: Any) -> str:
+    try:
+        return json.dumps(value)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InputError(
+            f"A passage's metadata can't be saved as JSON ({error}). Keep strings, numbers, lists "
+            "and objects in it."
+        ) from error
+
+
+def _digest(passage: Passage) -> bytes:
+    return hashlib.sha256(_json([passage.title, passage.text]).encode()).digest()[:16]
+
+
+def _sha256(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _as_dict(one: Skipped) -> dict[str, Any]:
+    return {name: getattr(one, name) for name in ("label", "reason", "problem", "partial")}
+
+
+def _absolute(name: str) -> str:
+    return name if "://" in name else os.path.abspath(os.path.expanduser(name))
+
+
+def _stat(file: DocumentFile) -> tuple[int, int]:
+    """Size and time of a file; of one in a store always another time, so that it is read."""
+    if file.options is not None:
+        return 0, time.time_ns()
+    try:
+        status = os.stat(file.path)
+    except OSError:
+        return 0, 0
+    return status.st_size, status.st_mtime_ns
+
+
+def _removed(connection: apsw.Connection) -> dict[str, set[str]]:
+    """Of each file the documents that were removed from the index, though the file has them."""
+    found: dict[str, set[str]] = {}
+    for source, id in connection.execute("SELECT source, id FROM removed"):
+        found.setdefault(source, set()).add(id)
+    return found
+
+
+def _unreadable(one: Skipped) -> Exception:
+    from rag_windows.errors import DocumentError
+
+    return DocumentError(f"{one.label}: {one.reason}")
+
+
+def ingest(
+    paths: str | Path | Iterable[str | Path],
+    folder: str | Path,
+    model: Model | None = None,
+    *,
+    words: int | None = None,
+    tokens: TokenBudget | None = None,
+    root: Path | None = None,
+    progress: Progress | None = None,
+) -> Index:
+    """Make an index in a folder hold what some files hold, and open it.
+
+    Called again, it reads only files that have changed and embeds only passages whose text or
+    title is new; what is gone from the files goes from the index.
+
+    Args:
+        paths: see `load_documents`; what was added by other means stays.
+        folder: of the index; made where it is missing.
+        model: embeds passages; None for words only.
+        words: see `Index`.
+        tokens: see `split_document`.
+        root: see `load_documents`.
+        progress: called with the number of passages embedded and of all; see `progress_bar`.
+
+    Raises:
+        DocumentError: see `load_documents`.
+        RetrievalError: the folder can't be read or written, or holds another model's vectors.
+        InputError: metadata can't be saved.
+        ModelLoadError, MissingExtraError: see `SentenceEncoder`.
+    """
+    index = Index(folder, None, words=words, tokens=tokens, root=root)
+    changes = index.follow(paths, strict=True)
+    if not len(index):
+        raise no_text(path_names(paths), changes.skipped)
+    if model is not None:
+        index._attach(encoder_of(model), progress)
+    return index
+
+
+def open_index(folder: str | Path, model: Model | None = None) -> Index:
+    """Open an index that is there, with the model it was given; None to find by words only.
+
+    Raises:
+        RetrievalError: there is no such index, or it holds another model's vectors.
+        ModelLoadError, MissingExtraError: see `SentenceEncoder`.
+    """
+    if not (Path(folder) / FILE).is_file():
+        raise RetrievalError(f"{folder} holds no index. Make one: rag-windows index add.")
+    return Index(folder, model)
