@@ -196,8 +196,9 @@ class _Rows:
 
     def take(self, row: Sequence[str]) -> bool:
         """Add a row; False where there is no place for it."""
+        row = [*map(_one_line, row)]
         end = len(row)
-        while end and not row[end - 1].strip():
+        while end and not row[end - 1]:
             end -= 1
         if end or (self.rows and self.rows[-1]):
             self._width = max(self._width, end)
@@ -233,7 +234,7 @@ def _delimiter(text: str) -> str:
 def _delimited(data: bytes, decoded: Decoded) -> Converted:
     """A file of values between commas, semicolons, tabs or bars."""
     text, delimiter = decoded(data), ""
-    if match := re.match(r"sep=(.)\n", text):  # which Excel writes and reads
+    if match := re.match(r"sep=([,;:|\t])\n", text):  # which Excel writes and reads
         text, delimiter = text[match.end() :], match[1]
     taken, left_out = _Rows(), []
     try:

@@ -477,6 +477,7 @@ def test_values_between_delimiters(delimiter: str, end: str) -> None:
 
 def test_odd_tables_of_values() -> None:
     assert load("a.csv", "sep=;\na;b\n1,5;2\n").text == "| a | b |\n| --- | --- |\n| 1,5 | 2 |"
+    assert load("a.csv", 'sep="\na,b\n1,2\n').text.startswith("sep=")
     assert load("a.csv", "one\ntwo\n").text == "| one |\n| --- |\n| two |"
     assert load("a.csv", "a,b\n1,2,3\n4\n").text.endswith("| 1 | 2 | 3 |\n| 4 |  |  |")
     assert load("a.csv", "\ufeffa,b\n1,東京\n").text.startswith("| a | b |")
