@@ -95,7 +95,8 @@ def install(extra: str) -> str:
 
 def installed(package: str) -> bool:
     """Whether a package of this name on the package index is there to import."""
-    return importlib.util.find_spec(package.replace("-", "_")) is not None
+    module = package.removeprefix("python-").replace("-", "_")
+    return importlib.util.find_spec(module) is not None
 
 
 def require(what: str, *packages: str, extra: str) -> None:
@@ -103,7 +104,8 @@ def require(what: str, *packages: str, extra: str) -> None:
 
     Args:
         what: needs them, the sentence's subject: "Loading a GGUF file".
-        packages: their names on the package index; their modules have underscores for hyphens.
+        packages: their names on the package index; their modules have underscores for hyphens, and
+            lack ``python-``.
         extra: of rag-windows that brings them.
 
     Raises:

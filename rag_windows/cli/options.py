@@ -631,8 +631,9 @@ def check_documents(search: SearchOptions, model: str | None) -> None:
             "same, give --model tiny-reader."
         )
         raise unnamed
-    # It warns of oddities inside files that it reads all the same.
+    # They warn of oddities inside files that they read all the same.
     logging.getLogger("pypdf").setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore", module=r"openpyxl\.")
 
 
 def tell_left_out(skipped: Sequence[Skipped], *, strict: bool) -> None:

@@ -1,4 +1,4 @@
-"""Text, Markdown, JSONL and PDF files, here or in a store, into documents and passages."""
+"""Files of text, PDF files and those of `formats`, here or in a store, as documents."""
 
 from __future__ import annotations
 
@@ -23,10 +23,14 @@ from charset_normalizer import from_bytes
 from pydantic import AliasChoices, BaseModel, Field
 
 from rag_windows.errors import DocumentError, InputError, MissingExtraError, require
+from rag_windows_retrievers.formats import FORMATS, convert, first_line, numbered
 from rag_windows_retrievers.structure import structure_of
 
-SUFFIXES = (".txt", ".md", ".markdown", ".jsonl", ".pdf")
+SUFFIXES = (".txt", ".md", ".markdown", ".jsonl", ".pdf", *FORMATS)
 """Files of other suffixes are read only when named, as plain text."""
+
+_SHOWN = [one for one in SUFFIXES if one not in (".markdown", ".htm")]
+_KINDS = f"{', '.join(_SHOWN[:-1])} or {_SHOWN[-1]}"
 
 TITLE_WORDS = 32
 """Of a title that goes with every passage, at most."""
@@ -53,11 +57,14 @@ class Document:
     Attributes:
         text: the whole text, its lines ending in nothing but a line feed.
         id: the id that a JSONL line states, else the file's label (``label:line`` for JSONL).
-        title: what a JSONL line, a PDF file or a markdown file's front matter states, a markdown
-            file's first heading, a PDF file's first line, or the stem of the file's name.
+        title: what a JSONL line, the file itself or a markdown file's front matter states, an
+            e-mail's subject, the first heading, the title of the first slide, a PDF file's first
+            line, or the stem of the file's name.
         named: whether `id` was stated by the line itself and should survive as it is.
-        metadata: ``source`` (the file's label) and a JSONL line's other keys. Where the line has a
-            ``source`` of its own, the label is ``passage_source``.
+        metadata: ``source`` (the file's label), a JSONL line's other keys, an e-mail's ``from``,
+            ``to``, ``cc`` and ``date``, an Office file's ``author`` and ``modified``, and a book's
+            ``author``, ``language`` and ``date``. Where the line has a ``source`` of its own, the
+            label is ``passage_source``.
         pages: of a PDF file, the character at which each page begins.
     """
 
@@ -71,7 +78,7 @@ class Document:
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """A file, folder, line (``label:number``) or pages that were left out, and why.
+    """A file, folder, line (``label:number``) or part of a file that was left out, and why.
 
     It is a problem where it should have been read and could not be: damaged, in another encoding,
     or in need of a package. The others were never meant, such as pictures.
@@ -80,7 +87,7 @@ class Skipped:
         label: names the file, and the line.
         reason: why, and what to do.
         problem: whether it should have been read.
-        partial: whether it is pages of a file whose other pages were read.
+        partial: whether it is a part of a file whose other parts were read, such as pages.
     """
 
     label: str
@@ -152,10 +159,10 @@ def load_documents(
 ) -> Documents:
     """Read every document behind files, folders (with everything below) and patterns, each once.
 
-    Text, markdown and PDF files (through `pypdf`) are one document each; a JSONL file holds one a
-    line, an object with ``text`` (or ``page_content``), and optionally ``id`` (or ``_id``),
-    ``title`` and ``metadata``; other keys join the metadata. Text files are UTF-8,
-    or UTF-16 or UTF-32 with a byte order mark.
+    A JSONL file holds a document a line, an object with ``text`` (or ``page_content``), and
+    optionally ``id`` (or ``_id``), ``title`` and ``metadata``; other keys join the metadata. Other
+    files of `SUFFIXES` are one document each; PDF files take `pypdf`, and Office files, HTML and
+    EPUB the extra ``formats``. Text files are UTF-8, or UTF-16 or UTF-32 with a byte order mark.
 
     Below a folder and behind a pattern, hidden entries, other types, empty files and linked folders
     are left out. Files come in the order given, and sorted by name below a folder.
@@ -207,8 +214,8 @@ def no_text(names: Iterable[str], skipped: Iterable[Skipped]) -> DocumentError:
     examples = ", ".join(f"{one.label}: {one.reason}" for one in ordered[:3])
     left_out = f" ({len(ordered)} left out: {examples})" if ordered else ""
     return DocumentError(
-        f"No text found in {', '.join(names) or 'nothing'}{left_out}. Name .txt, .md, .jsonl "
-        "or .pdf files that hold text, or a folder of them."
+        f"No text found in {', '.join(names) or 'nothing'}{left_out}. Name {_KINDS} files that "
+        "hold text, or a folder of them."
     )
 
 
@@ -315,8 +322,9 @@ def _in_store(
 def _once(
     file: DocumentFile, identity: str, named: bool, opened: set[str]
 ) -> Iterator[DocumentFile | Skipped]:
-    if PurePath(file.path).suffix.lower() not in SUFFIXES and not named:
-        yield Skipped(file.label, "not .txt, .md, .jsonl or .pdf")
+    suffix = PurePath(file.path).suffix.lower()
+    if suffix not in SUFFIXES and not named:
+        yield Skipped(file.label, f"{_encodable(suffix) or 'such'} files are not read")
     elif identity not in opened:
         opened.add(identity)
         yield file
@@ -342,6 +350,9 @@ def _documents(data: bytes, label: str, path: PurePath) -> Iterator[Document | S
     suffix, metadata = path.suffix.lower(), {"source": label}
     if data.startswith(b"%PDF-") or suffix == ".pdf":
         yield from _pdf(data, label, path.stem)
+        return
+    if suffix in FORMATS:
+        yield from _converted(data, label, path)
         return
     text, title = _plain_lines(_decoded(data, label)), ""
     if suffix in (".md", ".markdown"):
@@ -413,7 +424,7 @@ def _decoded(data: bytes, label: str) -> str:
         return data.decode("utf-8-sig")
     if any(one.startswith("utf_16") and _readable(data, one) for one in _guesses(data)):
         raise DocumentError(f"not valid UTF-8; {_advice(data, label)}")
-    raise DocumentError("binary, not UTF-8 text; name .txt, .md, .jsonl or .pdf files")
+    raise DocumentError(f"binary, not UTF-8 text; name {_KINDS} files")
 
 
 def _readable(data: bytes, encoding: str) -> bool:
@@ -476,6 +487,25 @@ def _markdown(text: str) -> tuple[str, str]:
     return first.name, rest if opens and carried else text
 
 
+def _converted(data: bytes, label: str, path: PurePath) -> Iterator[Document | Skipped]:
+    """The document of a file of `FORMATS`, and what is not in it."""
+    made = convert(data, path.suffix.lower(), lambda one: _plain_lines(_decoded(one, label)))
+    for one in made.left_out:
+        yield Skipped(label, _encodable(one.reason), problem=one.problem, partial=True)
+    text = _encodable(_plain_lines(made.text))
+    heading, rest = _markdown(text) if made.headed else ("", text)
+    stated = (_encodable(one or "").strip() for one in made.titles)
+    title = next(filter(_is_title, filter(None, stated)), heading)
+    yield Document(
+        text=rest if title == heading else text,
+        id=label,
+        title=title or path.stem,
+        metadata=joined(
+            {key: _encodable(one) for key, one in made.metadata.items()}, {"source": label}
+        ),
+    )
+
+
 _PAGE = "\n\n"
 """Between two pages."""
 
@@ -531,25 +561,9 @@ def _is_title(text: str) -> bool:
     return named and count_words(text) <= TITLE_WORDS
 
 
-def _numbers(pages: Sequence[int]) -> str:
-    """``page 3`` or ``pages 1-4, 6``."""
-    runs: list[list[int]] = []
-    for page in pages:
-        if runs and page == runs[-1][-1] + 1:
-            runs[-1][1:] = [page]
-        else:
-            runs.append([page])
-    shown = ", ".join("-".join(map(str, run)) for run in runs)
-    return f"page {shown}" if len(pages) == 1 else f"pages {shown}"
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
-
-
 def _not_a_pdf(error: Exception) -> DocumentError:
     return DocumentError(
-        f"not a PDF file that pypdf can read ({_first_line(error)}); save it again as PDF"
+        f"not a PDF file that pypdf can read ({first_line(error)}); save it again as PDF"
     )
 
 
@@ -595,11 +609,12 @@ def _pdf(data: bytes, label: str, stem: str) -> Iterator[Document | Skipped]:
         raise DocumentError("its pages hold no text; scanned pages need OCR first")
     pages = len(texts)
     if damaged:
-        first = _first_line(next(iter(damaged.values())))
-        reason = f"{_numbers([*damaged])} of {pages} can't be read ({first}); save it again as PDF"
+        first = first_line(next(iter(damaged.values())))
+        which = numbered("page", [*damaged])
+        reason = f"{which} of {pages} can't be read ({first}); save it again as PDF"
         yield Skipped(label, reason, problem=True, partial=True)
     if silent:
-        reason = f"{_numbers(silent)} of {pages} without text; scanned pages need OCR first"
+        reason = f"{numbered('page', silent)} of {pages} without text; scanned pages need OCR first"
         # A picture among texts is ordinary, and a text among pictures is not.
         yield Skipped(label, reason, problem=len(silent) > sum(map(bool, texts)), partial=True)
     named = _encodable(str(stated or "")).strip()

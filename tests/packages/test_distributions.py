@@ -72,6 +72,7 @@ LACKS = {
     "peft": "rag_windows.WindowedLM.from_pretrained('adapter')",
     "gguf": "rag_windows.WindowedLM.from_pretrained('small.gguf')",
     "pdf": ["ask", "Who?", "--docs", "small.pdf", "--model", "tiny-reader"],
+    "formats": ["ask", "Who?", "--docs", "small.docx", "--model", "tiny-reader"],
     "server": ["serve"],
     "shared": "rag_windows.PassageCache(shared='s3://shelf/windows')",
     "fleet": ["warm", "--docs", "notes", "--model", "tiny-reader", "--replicas", "2"],
@@ -179,6 +180,7 @@ def test_rag_windows_alone_then_with_its_command(fresh: Callable[..., Environmen
 
     folder = environment.folder
     (folder / "small.pdf").write_bytes(b"%PDF-1.4\n")
+    (folder / "small.docx").write_bytes(b"PK")
     (folder / "small.gguf").write_bytes(b"GGUF")
     (folder / "notes").mkdir()
     (folder / "notes" / "one.md").write_text("# One\n\nOne is white.\n")

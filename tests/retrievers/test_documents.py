@@ -227,7 +227,7 @@ def test_what_a_folder_leaves_out_is_told(here: Path) -> None:
     assert told == {
         "gone.md": "not a regular file",
         "pipe.txt": "not a regular file",
-        "logo.png": "not .txt, .md, .jsonl or .pdf",
+        "logo.png": ".png files are not read",
         "empty.md": "no text",
     }
     assert [one.label for one in loaded.skipped if one.problem] == ["docs/binary.txt"]

@@ -119,7 +119,7 @@ def test_what_a_reader_should_know_is_told(run: Run, ask: Told, docs: Path, mode
     for name in "abcd":
         (docs / f"{name}.png").write_text("x")
     (docs / "twice.jsonl").write_text('{"text": "Same bridge."}\n{"text": "Same bridge."}')
-    why = "(not .txt, .md, .jsonl or .pdf)"
+    why = "(.png files are not read)"
     left_out = f"docs/a.png {why}; docs/b.png {why}; docs/c.png {why}; and 1 more."
     notes = ask("--max-window-tokens", "50")["stderr"]
     assert f"Note: Left out: {left_out}" in notes
