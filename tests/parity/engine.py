@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 from transformers import LogitsProcessor, LogitsProcessorList, PreTrainedModel
 
-from rag_windows import APE, PCW, WindowedLM
-from rag_windows.methods import Method
+from rag_windows import APE, PCW, Method, WindowedLM
 from rag_windows.prefill import EncodedContext
 
 from . import zoo

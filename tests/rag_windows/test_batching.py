@@ -20,20 +20,21 @@ from transformers import GenerationConfig, LogitsProcessor
 
 from rag_windows import (
     BatchRequest,
+    Generation,
     GenerationError,
     InputError,
     LimitError,
     PassageCache,
+    Scheduler,
     WindowedLM,
 )
 from rag_windows.batching.budget import Budget
 from rag_windows.batching.loop import BatchLoop
 from rag_windows.batching.questions import Batch, Question, checked
 from rag_windows.batching.row import Row
-from rag_windows.batching.scheduler import MAX_EXCLUSIVE, Scheduler
+from rag_windows.batching.scheduler import MAX_EXCLUSIVE
 from rag_windows.kv import Window
 from rag_windows.prefill import ModelEncoder
-from rag_windows.results import Generation
 from tests.parity import tolerances, zoo
 from tests.parity.engine import Recorder
 from tests.rag_windows import small

@@ -14,6 +14,7 @@ from rag_windows import (
     APE,
     PCW,
     DeepThinking,
+    Generation,
     InputError,
     LimitError,
     Linked,
@@ -26,7 +27,6 @@ from rag_windows import (
     WindowedLM,
 )
 from rag_windows.prefill import ModelEncoder
-from rag_windows.results import Generation
 from tests.parity import zoo
 from tests.parity.engine import Recorder
 from tests.rag_windows import small

@@ -21,12 +21,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from rag_windows import PassageCache, WindowedLM
+from rag_windows import CacheError, PassageCache, WindowedLM
 from rag_windows.attention import cuda
 from rag_windows.attention.items import Item, by_reference
 from rag_windows.cache.arena import ArenaTier, Ranges
 from rag_windows.cache.codec import Entry
-from rag_windows.errors import CacheError
 from rag_windows.kv import Window
 from tests.parity import zoo
 from tests.rag_windows import small
