@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from docs.pictures import draw as picture
-from rag_windows import APE, PCW, Sequential
-from rag_windows.methods import Method
+from rag_windows import APE, PCW, Method, Sequential
 
 
 def expected(windowed: bool) -> picture.Grid:

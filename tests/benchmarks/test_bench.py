@@ -11,8 +11,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from rag_windows.cache.passage_cache import PassageCache
-from rag_windows.errors import InputError
+from rag_windows import InputError, PassageCache
 from rag_windows_eval.benchmark import answers, llama_cpp, workload
 from rag_windows_eval.benchmark import result as results
 from rag_windows_eval.benchmark import run as running

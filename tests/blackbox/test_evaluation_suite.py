@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from rag_windows.passage import Passage
+from rag_windows import Passage
 from rag_windows_eval.cli.suite import duration
 from rag_windows_eval.connected import CONNECTED, ConnectedTask
 from rag_windows_eval.run import Condition, Search

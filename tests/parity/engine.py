@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import LogitsProcessor, LogitsProcessorList, PreTrainedModel
 
-from rag_windows import APE, PCW, WindowedLM
-from rag_windows.methods import Method
-from rag_windows.prefill import EncodedContext
+from rag_windows import APE, PCW, Method, WindowedLM
+from rag_windows.integration import EncodedContext
 
 from . import zoo
 from .cases import Case
@@ -36,12 +36,21 @@ def method(rule: Rule) -> Method:
     return APE(temperature=rule.temperature, scale=rule.scale, form=rule.form)
 
 
-def encoded(name: str, one: Case, by: Method) -> EncodedContext:
+def encoded(
+    name: str,
+    one: Case,
+    by: Method | str,
+    *,
+    scores: Sequence[float] = (),
+    before: Sequence[Sequence[int]] = (),
+) -> EncodedContext:
     """A case as the shared model `name` reads it."""
-    return shared(name).encode_ids(one.prefix, one.windows, method=by)
+    return shared(name).encode_ids(
+        one.prefix, one.windows, method=by, scores=scores[: len(one.windows)], before=before
+    )
 
 
-def logits(name: str, one: Case, by: Method) -> Tensor:
+def logits(name: str, one: Case, by: Method | str) -> Tensor:
     """(len(query), vocab) fp32 logits of a case, by the shared model `name`."""
     return shared(name).logits(encoded(name, one, by), one.query)
 

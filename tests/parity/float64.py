@@ -7,6 +7,7 @@ replaced (by registration, under a name of these tests) with what the reference 
 from __future__ import annotations
 
 import copy
+import inspect
 import weakref
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
@@ -15,7 +16,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface, PreTrainedModel
+from transformers import AttentionInterface, Cache, PreTrainedModel
 
 NAME = "parity_float64"
 
@@ -107,6 +108,15 @@ def twin(model: PreTrainedModel, implementation: str = NAME) -> PreTrainedModel:
         double.set_experts_implementation("eager")
         twins[implementation] = double
     return twins[implementation]
+
+
+@torch.no_grad()
+def cached(model: PreTrainedModel, cache: Cache, ids: Sequence[int], **given: Any) -> Any:
+    """The output of the model's own attention in float64, whose keys go into a cache."""
+    double = twin(model, "eager")
+    known = inspect.signature(double.forward).parameters
+    name = "cache" if "cache" in known else "past_key_values"
+    return double(input_ids=torch.tensor([[*ids]]), use_cache=True, **{name: cache}, **given)
 
 
 @torch.no_grad()

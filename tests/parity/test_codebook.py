@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 import torch
@@ -11,8 +12,6 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
 from rag_windows import Codebook
-from rag_windows.attention.layers import CACHE
-from rag_windows.methods.codebook import Fusion, Similarity
 from rag_windows.steps.selection import encode_query
 
 from . import dense, engine, float64, tolerances, zoo
@@ -41,9 +40,7 @@ def test_reading_all_is_the_reader_bit_for_bit(name: str, rule: dense.Rule) -> N
 def _keys(model: PreTrainedModel, prefix: list[int], tokens: list[int]) -> list[Tensor]:
     """Each layer's (heads, tokens, dim) of tokens behind the prefix, by the model alone."""
     cache = DynamicCache()
-    double = float64.twin(model, "eager")
-    with torch.no_grad():
-        double(torch.tensor([[*prefix, *tokens]]), **{CACHE: cache}, use_cache=True)
+    float64.cached(model, cache, [*prefix, *tokens])
     return [layer.keys[0, :, len(prefix) :] for layer in cache.layers]
 
 
@@ -77,7 +74,7 @@ def similarity(kind: str, query: list[Tensor], window: list[Tensor], page: int) 
     ],
 )
 def test_reads_the_most_similar_windows(
-    name: str, kind: Similarity, page: int, layers: tuple[int, ...] | None
+    name: str, kind: Any, page: int, layers: tuple[int, ...] | None
 ) -> None:
     model, lm = zoo.shared(name), engine.shared(name)
     depth = model.config.num_hidden_layers
@@ -165,7 +162,7 @@ def fused_logits(name: str, one: Case, rule: dense.Rule, *, mean: bool) -> Tenso
 
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize(("fusion", "rule"), [("mean", SHARP), ("sum", dense.PLAIN)])
-def test_fused_windows(name: str, fusion: Fusion, rule: dense.Rule) -> None:
+def test_fused_windows(name: str, fusion: Any, rule: dense.Rule) -> None:
     method = Codebook(fusion=fusion, reader=engine.method(rule))
     for one in (RAGGED, NO_PREFIX):
         reference = fused_logits(name, one, rule, mean=fusion == "mean")

@@ -11,9 +11,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
-from rag_windows import PCW, DeepThinking, Method, Sequential, StructuredPrompting
-from rag_windows.attention.layers import CACHE
-from rag_windows.prefill import EncodedContext
+from rag_windows import PCW, DeepThinking, Method, Sequential, StructuredPrompting, WindowedLM
 
 from . import dense, engine, float64, tolerances, zoo
 from .cases import Case, case, expected
@@ -153,13 +151,8 @@ def _call(
             seen &= new[:, None] - torch.cat([old, new])[None, :] < reach
         return seen
 
-    return float64.twin(model, "eager")(
-        input_ids=torch.tensor([list(tokens)]),
-        position_ids=new[None],
-        attention_mask=dense.masks(visible, entry.sliding, entry.mask_by_type),
-        use_cache=True,
-        **{CACHE: cache},
-    )
+    masks = dense.masks(visible, entry.sliding, entry.mask_by_type)
+    return float64.cached(model, cache, tokens, position_ids=new[None], attention_mask=masks)
 
 
 NAMES = ("llama", "qwen3", "gpt2", "gemma3")
@@ -197,8 +190,9 @@ def method(rule: Update, reader: Method | None = None) -> DeepThinking:
     )
 
 
-def windows_of(context: EncodedContext, one: Case) -> list[Layers]:
+def windows_of(lm: WindowedLM, one: Case, by: Method) -> list[Layers]:
     """Keys and values of each window."""
+    context = lm.encode_ids(one.prefix, one.windows, method=by)
     assert [len(window.ids) for window in context.each] == [len(ids) for ids in one.windows]
     return [list(zip(window.keys, window.values, strict=True)) for window in context.each]
 
@@ -211,7 +205,7 @@ def check_windows(
     name: str, one: Case, rule: Update, by: DeepThinking, starts: Sequence[int]
 ) -> None:
     """The windows are the reference's, each at its position."""
-    found = windows_of(engine.encoded(name, one, by), one)
+    found = windows_of(engine.shared(name), one, by)
     for window, start, layers in zip(one.windows, starts, found, strict=True):
         model, entry = zoo.shared(name), zoo.BY_NAME[name]
         compare(layers, refined(model, entry, one.prefix, window, rule, start))
@@ -280,7 +274,7 @@ def test_each_number_matters() -> None:
         Update(2, 0.1, 0.0, False),
     ]
     first, *others = [
-        windows_of(engine.encoded("llama", one, method(rule)), one)[0][1][0] for rule in rules
+        windows_of(engine.shared("llama"), one, method(rule))[0][1][0] for rule in rules
     ]
     assert all(tolerances.gap(other, first) > tolerances.MATTERS for other in others)
 
@@ -299,10 +293,11 @@ def test_read_one_after_the_other_the_passages_are_one_refined_window(continued:
 
 def test_a_window_is_refined_alone_whatever_stands_beside_it() -> None:
     one, by = LAYOUTS["prefix"], method(UPDATES["continue, momentum 0.9"])
-    together = windows_of(engine.encoded("llama", one, by), one)
+    lm = engine.shared("llama")
+    together = windows_of(lm, one, by)
     for index, window in enumerate(one.windows):
         single = Case(one.prefix, [window], one.query)
-        compare(together[index], windows_of(engine.encoded("llama", single, by), single)[0])
+        compare(together[index], windows_of(lm, single, by)[0])
 
 
 def test_bf16_moves_by_steps_that_bf16_alone_would_round_away() -> None:
@@ -311,8 +306,8 @@ def test_bf16_moves_by_steps_that_bf16_alone_would_round_away() -> None:
     one = FEW
     model = zoo.build(zoo.BY_NAME["llama"], dtype=torch.bfloat16)
     lm = engine.wrap(model)
-    plain = windows_of(lm.encode_ids(one.prefix, one.windows, method=PCW()), one)
-    moved = windows_of(lm.encode_ids(one.prefix, one.windows, method=method(rule)), one)
+    plain = windows_of(lm, one, PCW())
+    moved = windows_of(lm, one, method(rule))
     # The exact update, on the same rounded weights.
     entry = zoo.BY_NAME["llama"]
     errors, ways = [], []

@@ -10,17 +10,16 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 
 import pytest
 import torch
 from torch import Tensor
 
 from rag_windows import ParallelEnsemble
-from rag_windows.prefill import EncodedContext
 
 from . import dense, engine, tolerances, zoo
-from .cases import CASES, Case
+from .cases import CASES
 
 ARCHITECTURES = ("llama", "qwen3", "gpt2", "gemma3_text-sliding")
 FORCED = tuple(zoo.ids(2, 31))
@@ -106,9 +105,7 @@ def nucleus(logs: Tensor, share: float) -> Tensor:
     return inside
 
 
-def encoded(name: str, one: Case, rule: ParallelEnsemble) -> EncodedContext:
-    scores = SCORES[: len(one.windows)]
-    return engine.shared(name).encode_ids(one.prefix, one.windows, method=rule, scores=scores)
+encoded = partial(engine.encoded, scores=SCORES)
 
 
 @pytest.mark.parametrize(

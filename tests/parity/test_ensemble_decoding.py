@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 import torch
 
-from rag_windows import PCW, GenerationError, ParallelEnsemble
-from rag_windows.generate import Decoded
-from rag_windows.prefill import EncodedContext
+from rag_windows import PCW, GenerationError, Method, ParallelEnsemble
 from rag_windows.steps import ensemble as passes
 
 from . import engine, test_ensemble, tolerances, zoo
@@ -41,8 +40,8 @@ def test_sampling_draws_from_the_combined_distribution(name: str) -> None:
     assert got == drawn
 
 
-def beams(name: str, context: EncodedContext, one: Case) -> Decoded:
-    """Two answers of three tokens by four beams, whose scores are sums."""
+def beams(one: Case, by: Method, scores: Sequence[float] = ()) -> list[tuple[list[int], float]]:
+    """Two answers of three tokens by four beams, and their scores, which are sums."""
     options: dict[str, Any] = {
         "max_new_tokens": 3,
         "num_beams": 4,
@@ -50,19 +49,20 @@ def beams(name: str, context: EncodedContext, one: Case) -> Decoded:
         "do_sample": False,
     }
     options |= {"length_penalty": 0.0, "output_scores": True}
-    return engine.shared(name).engine.decoder.generate(context, one.query, options=options)
+    context = engine.encoded("llama", one, by, scores=scores)
+    made = engine.shared("llama").engine.decoder.generate(context, one.query, options=options)
+    assert made.sequences[0] != made.sequences[1]
+    return list(zip(made.sequences, made.raw.sequences_scores.tolist(), strict=True))
 
 
 @pytest.mark.parametrize("ruled", ["retrieval", "nbce"])
 def test_beams_add_up_combined_log_probabilities(ruled: str) -> None:
     one, rule = CASES["ragged"], RULES[ruled]
-    decoded = beams("llama", encoded("llama", one, rule), one)
     last = len(one.query) - 1
-    for tokens, score in zip(decoded.sequences, decoded.raw.sequences_scores, strict=True):
+    for tokens, score in beams(one, rule, test_ensemble.SCORES):
         logs = combined("llama", "ragged", tokens[:-1], rule)[last:]
         total = logs.gather(1, torch.tensor(tokens).unsqueeze(1)).sum()
-        assert score.item() == pytest.approx(total.item(), abs=1e-4)
-    assert decoded.sequences[0] != decoded.sequences[1]
+        assert score == pytest.approx(total.item(), abs=1e-4)
 
 
 def test_several_queries_at_once() -> None:

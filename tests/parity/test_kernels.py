@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from rag_windows.attention import backends, cuda
-from rag_windows.attention.items import Answered, Item
 from rag_windows.attention.native import kernel as native
 from tests.rag_windows.attention import stand_in
+from tests.rag_windows.attention.asked import item
 
 from . import dense, engine, tolerances, zoo
 from .cases import CASES, RULES, case, expected, expected_steps
@@ -40,7 +40,7 @@ class Asked:
     dtype: torch.dtype
 
 
-def readings(item: Item) -> Iterator[Asked]:
+def readings(item: Any) -> Iterator[Asked]:
     """Those of an item's groups."""
     tokens, dtype = len(item.tokens) // item.groups, item.parts[0][0].dtype
     whole = torch.tensor(sum(key.shape[2] for key, _ in item.parts))
@@ -62,11 +62,11 @@ def asked(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
     class Items(kernel.Items):
         """They know what they are made of."""
 
-        def __init__(self, items: Sequence[Item]) -> None:
+        def __init__(self, items: Sequence[Any]) -> None:
             super().__init__(items)
             self.given = items
 
-    def recorded(items: Items, query: Tensor, *, per_part: bool = False) -> Answered:
+    def recorded(items: Items, query: Tensor, *, per_part: bool = False) -> Any:
         served.extend(one for item in items.given for one in readings(item))
         return attend(items, query, per_part=per_part)
 
@@ -76,7 +76,7 @@ def asked(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
         for softcap in (None, 2.0) if kernel is cuda else ():
             for dtype in (torch.float32, torch.bfloat16):
                 part = torch.zeros(1, 1, 1, 16, dtype=dtype)
-                assert cuda.takes(Item([(part, part)], torch.arange(1), 1.0, softcap, 1.0), part[0])
+                assert cuda.takes(item([(part, part)], softcap=softcap), part[0])
         monkeypatch.setattr(native, "LEAST_KEYS", 1)
         monkeypatch.setattr(kernel, "Items", Items)
         monkeypatch.setattr(kernel, "call", recorded)

@@ -13,10 +13,8 @@ from transformers import PreTrainedModel
 
 from rag_windows import APE, PCW, InputError, Linked, Sequential
 from rag_windows.attention import segments
-from rag_windows.prefill import ToEncode, complete
 from rag_windows.steps import recompute as linker
 from rag_windows.steps.query_attention import AttentionLayout, attention_paid
-from rag_windows.steps.recompute import encode_again, key_deviation
 
 from . import dense, engine, tolerances, zoo
 from .cases import RULES, Case, case, plain
@@ -24,6 +22,8 @@ from .dense import PLAIN, Rule
 from .float64 import Layer, forward
 
 NAMES = ("llama", "qwen3", "gpt2", "gemma3", "gpt_oss", "mistral-sliding", "gemma2")
+UNLINKED = Linked(1, "query")
+"""Its windows stay as they were encoded until a question is known."""
 CASES = {"ragged": case(5, (7, 12, 1, 20), 6), "no prefix": case(0, (9, 4, 15), 5)}
 
 
@@ -189,8 +189,8 @@ def test_tokens_of_largest_deviation(name: str, which: str) -> None:
     entry, model, one = zoo.BY_NAME[name], zoo.shared(name), CASES[which]
     lm = engine.shared(name)
     expected = deviations(model, entry.sliding, one)
-    encoded = complete(lm.engine.encoder.prefill(ToEncode(one.prefix, one.windows, Linked())))
-    measured = key_deviation(lm.engine.encoder.runner, encoded.windows, encoded.prefix)
+    encoded = engine.encoded(name, one, UNLINKED)
+    measured = linker.key_deviation(lm.engine.encoder.runner, encoded.each, encoded.prefix)
     assert tolerances.gap(measured, expected.float()) <= 1e-4 * float(expected.max())
     behind = len(one.windows[0])
     assert float(measured[:behind].max()) <= 1e-4 * float(expected.max())
@@ -285,11 +285,9 @@ def test_every_token_encoded_again_is_sequential(
     """Through the pass itself, also in several pieces, not by the shortcut for all tokens."""
     monkeypatch.setattr(linker, "MAX_MASK", mask)
     one, lm = CASES["ragged"], engine.shared(name)
-    encoded = complete(lm.engine.encoder.prefill(ToEncode(one.prefix, one.windows, Linked())))
-    total = sum(len(window) for window in one.windows)
-    windows = encode_again(
-        lm.engine.encoder.runner, encoded.windows, encoded.prefix, torch.arange(7, total)
-    )
+    encoded = engine.encoded(name, one, UNLINKED)
+    chosen = torch.arange(7, sum(len(window) for window in one.windows))
+    windows = linker.encode_again(lm.engine.encoder.runner, encoded.each, encoded.prefix, chosen)
     packed = engine.encoded(name, one, Linked(1)).narrowed(windows, range(len(windows)))
     tolerances.agree(lm.logits(replace(packed, method=PCW()), one.query), plain(name, one))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
+from typing import Any
 
 import pytest
 import torch
@@ -23,9 +24,7 @@ from rag_windows import (
     Sink,
     StructuredPrompting,
 )
-from rag_windows.kv import Window
-from rag_windows.methods import resolve
-from rag_windows.prefill import ToEncode, complete
+from tests.rag_windows import small
 
 from . import dense, engine, tolerances, zoo
 from .cases import RULES, Case, case
@@ -101,22 +100,15 @@ def run(name: str, row: SeenRow, rule: Rule = PLAIN) -> Tensor:
     return forward(zoo.shared(name), zoo.BY_NAME[name].sliding, row, mixed)
 
 
-def logits(name: str, one: Case, method: Method, before: Sequence[Sequence[int]]) -> Tensor:
-    lm = engine.shared(name)
-    context = lm.encode_ids(one.prefix, one.windows, method=method, before=before)
-    return lm.logits(context, one.query)
+def logits(name: str, one: Case, by: Method | str, before: Sequence[Sequence[int]]) -> Tensor:
+    context = engine.encoded(name, one, by, before=before)
+    return engine.shared(name).logits(context, one.query)
 
 
 def all_before(windows: Sequence[Sequence[int]]) -> list[list[int]]:
     """Of each chunk of one document, all tokens in front of it."""
     flat = [token for window in windows for token in window]
     return [flat[:end] for end in accumulate(map(len, windows[:-1]), initial=0)]
-
-
-def windows_of(one: Case, by: Method, before: Sequence[Sequence[int]] = ()) -> list[Window]:
-    chunks = [[tuple(ids)] for ids in before]
-    asked = ToEncode(one.prefix, one.windows, by, chunks=chunks)
-    return complete(engine.shared("llama").engine.encoder.prefill(asked)).windows
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -162,7 +154,7 @@ def test_each_window_sees_what_stands_before_it(name: str, ruled: str, prefix: i
 @pytest.mark.parametrize("by", ["sink", "sink+neighbours", "neighbours+sink"])
 def test_a_sink_stands_in_front_of_neighbours(name: str, by: str) -> None:
     prefix, sink = DOCUMENT.prefix, DOCUMENT.prefix[:3]
-    method = resolve(f"{by.replace('sink', 'sink:tokens=3')}+pcw")
+    method = f"{by.replace('sink', 'sink:tokens=3')}+pcw"
     near = BEFORE if "neighbours" in by else []
     seen = [[*sink, *each] for each in BEFORE] if near else [sink] * 4
     row = lay_out(DOCUMENT, seen, [len(prefix) + len(each) for each in seen])
@@ -193,8 +185,8 @@ def test_windows_that_end_together_do_so_with_what_they_see(name: str) -> None:
 def test_a_sink_before_linked_windows_shares_positions_with_those_in_front(name: str) -> None:
     """Before tokens are linked; what is encoded again then sees no sink, as `Linked` has it."""
     starts = list(accumulate(map(len, DOCUMENT.windows[:-1]), initial=len(DOCUMENT.prefix)))
-    asked = ToEncode(DOCUMENT.prefix, DOCUMENT.windows, Sink(2, reader=Linked()))
-    made = complete(engine.shared(name).engine.encoder.prefill(asked)).windows
+    # Before a question is known.
+    made = engine.encoded(name, DOCUMENT, Sink(2, reader=Linked(1, "query"))).each
     assert [window.start for window in made] == starts
     run(name, row := lay_out(DOCUMENT, [DOCUMENT.prefix[:2]] * 4, starts))
     keys = torch.cat([window.keys[1] for window in made], dim=1)
@@ -223,41 +215,28 @@ def test_nothing_in_front_is_the_reader_bit_for_bit() -> None:
 def test_refined_windows_are_refined_with_what_they_see() -> None:
     """Then a token has seen all of its text, so that no text serves another one."""
     deep, before = DeepThinking(2, 0.2, 0.5), all_before(DOCUMENT.windows)
-    found = windows_of(DOCUMENT, Neighbours(reader=deep), before)
+    found = engine.encoded("llama", DOCUMENT, Neighbours(reader=deep), before=before).each
     texts = [[*seen, *window] for seen, window in zip(before, DOCUMENT.windows, strict=True)]
-    whole = windows_of(Case(DOCUMENT.prefix, texts, DOCUMENT.query), deep)
+    whole = engine.encoded("llama", Case(DOCUMENT.prefix, texts, DOCUMENT.query), deep).each
     for mine, theirs, seen in zip(found, whole, before, strict=True):
         assert mine.start == theirs.start + len(seen)
         tolerances.agree(mine.keys[1], theirs.keys[1][:, len(seen) :])
         tolerances.agree(mine.values[1], theirs.values[1][:, len(seen) :])
 
 
-def test_chunks_that_begin_one_document_are_encoded_in_one_run(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    encoder = engine.wrap(zoo.shared("llama")).engine.plain_encoder
-    lengths: list[int] = []
-    running = encoder.run
+def test_chunks_that_begin_one_document_are_encoded_in_one_run() -> None:
+    before, by, shuffled = all_before(DOCUMENT.windows), Neighbours(), [3, 0, 2, 1]
+    lm = engine.shared("llama")
 
-    def run(windows: Sequence[Sequence[int]], *rest: object, **more: object) -> list[Window]:
-        lengths.extend(map(len, windows))
-        return running(windows, *rest, **more)  # type: ignore[arg-type]  # passed on
+    def encoded(places: Sequence[int]) -> list[Any]:
+        windows, seen = ([each[i] for i in places] for each in (DOCUMENT.windows, before))
+        return list(lm.encode_ids((), windows, method=by, before=seen).each)
 
-    monkeypatch.setattr(encoder, "run", run)
-    before = all_before(DOCUMENT.windows)
-    by = Neighbours()
-    shuffled = [3, 0, 2, 1]
-    asked = ToEncode(
-        (),
-        [DOCUMENT.windows[i] for i in shuffled],
-        by,
-        chunks=[[tuple(before[i])] for i in shuffled],
-    )
-    together = complete(encoder.prefill(asked)).windows
-    assert lengths == [sum(map(len, DOCUMENT.windows))]
+    with small.passes() as made:
+        together = encoded(shuffled)
+    assert made == [sum(map(len, DOCUMENT.windows))]
     for window, i in zip(together, shuffled, strict=True):
-        alone = ToEncode((), [DOCUMENT.windows[i]], by, chunks=[[tuple(before[i])]])
-        single = complete(encoder.prefill(alone)).windows[0]
+        (single,) = encoded([i])
         assert (window.ids, window.start) == (single.ids, single.start)
         tolerances.agree(window.keys[1], single.keys[1])
 

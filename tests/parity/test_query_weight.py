@@ -8,8 +8,7 @@ from collections.abc import Callable, Sequence
 import pytest
 import torch
 
-from rag_windows import PCW, MateICL, StructuredPrompting
-from rag_windows.methods import Method
+from rag_windows import PCW, MateICL, Method, StructuredPrompting
 
 from . import engine, tolerances, weighted, zoo
 from .cases import CASES, Case, case

@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from rag_windows import Sequential, WindowedLM
-from rag_windows.methods import Method
+from rag_windows import Method, Sequential, WindowedLM
 
 from . import dense, engine, tolerances, zoo
 from .cases import Case, case

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
+import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
@@ -73,3 +76,22 @@ def wrapped(**options: Any) -> WindowedLM:
 def lm() -> WindowedLM:
     """The wrapped model that tests share, method "ape"."""
     return wrapped()
+
+
+@contextmanager
+def passes() -> Iterator[list[int]]:
+    """How many tokens each forward pass embeds meanwhile, of whatever model, in any thread.
+
+    A model with learned positions embeds them, too. No hook is set: to a cache, a model with one
+    is another model.
+    """
+    made: list[int] = []
+    embed = torch.nn.functional.embedding
+
+    def noted(ids: torch.Tensor, *given: Any, **options: Any) -> torch.Tensor:
+        made.append(ids.numel())
+        return embed(ids, *given, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.nn.functional, "embedding", noted)
+        yield made

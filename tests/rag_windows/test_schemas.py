@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from rag_windows import WindowedLM
-from rag_windows.errors import InputError
+from rag_windows import InputError, WindowedLM
 from rag_windows.prompt.answer_form import check_schema
 from tests import tool_models
 

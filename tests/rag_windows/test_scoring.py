@@ -4,7 +4,6 @@ import pytest
 
 from rag_windows import InputError, LimitError
 from rag_windows.icl import scoring
-from rag_windows.prefill import ModelEncoder
 from tests.parity import engine, zoo
 from tests.rag_windows import small
 
@@ -72,11 +71,13 @@ def test_conversations_may_bring_prefixes_of_their_own() -> None:
     assert briefly[0].logprob != pytest.approx(freely[0].logprob, abs=1e-3)
 
 
-def test_the_longest_query_is_checked_before_any_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    lm = small.lm()
-    monkeypatch.setattr(ModelEncoder, "prefill", lambda *_: pytest.fail("something was encoded"))
-    with pytest.raises(LimitError, match="Passage 1 needs a window of 502 tokens"):
-        lm.score_batch(["a", "b" * 600, "c"], ["d", "e" * 500], CHOICES)
+def test_the_longest_query_is_checked_before_any_work() -> None:
+    with (
+        small.passes() as made,
+        pytest.raises(LimitError, match="Passage 1 needs a window of 502 tokens"),
+    ):
+        small.lm().score_batch(["a", "b" * 600, "c"], ["d", "e" * 500], CHOICES)
+    assert not made
 
 
 def test_bad_queries_and_choices_are_refused() -> None:

@@ -14,6 +14,7 @@ from rag_windows import (
     APE,
     PCW,
     DeepThinking,
+    Generation,
     InputError,
     LimitError,
     Linked,
@@ -25,8 +26,6 @@ from rag_windows import (
     StructuredPrompting,
     WindowedLM,
 )
-from rag_windows.prefill import ModelEncoder
-from rag_windows.results import Generation
 from tests.parity import zoo
 from tests.parity.engine import Recorder
 from tests.rag_windows import small
@@ -54,13 +53,6 @@ def llama(**options: Any) -> WindowedLM:
 def ask(lm: WindowedLM | None = None, passages: Any = PASSAGES, **options: Any) -> Generation:
     arguments = {"max_new_tokens": 12, "do_sample": False, **options}
     return (lm or small.lm()).generate("What?", passages, **arguments)
-
-
-def no_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*args: object, **kwargs: object) -> None:
-        raise InterruptedError("work was done")
-
-    monkeypatch.setattr(ModelEncoder, "run", fail)
 
 
 def test_a_cached_window_is_found_at_its_position_only() -> None:
@@ -104,16 +96,18 @@ def test_a_cache_keeps_refined_and_plain_windows_apart() -> None:
     assert not torch.allclose(logits(plain, one_window), logits(plain, Sequential()), atol=1e-2)
 
 
-def test_a_second_question_runs_no_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_question_encodes_nothing() -> None:
     lm = small.lm().with_cache(PassageCache("20MB"))
     options = {"method": DeepThinking(3), "max_new_tokens": 2}
     assert ask(lm, **options).usage.cached_tokens == 0
-    no_work(monkeypatch)
-    second = ask(lm, PASSAGES[::-1], **options)
+    with small.passes() as made:
+        second = ask(lm, PASSAGES[::-1], **options)
     assert second.usage.cached_tokens >= sum(len(window.ids) for window in second.windows)
+    # The question is read, and all but the last of the answer's tokens.
+    assert sum(made) == second.usage.prompt_tokens - second.usage.cached_tokens + 1
 
 
-def test_passes_behind_a_window_need_positions_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_passes_behind_a_window_need_positions_for_it() -> None:
     """Checked before any work, by name; "reuse" needs none."""
     lm = WindowedLM(small.model(), small.tokenizer(), max_window_tokens=900)
     passages = ["One.", Passage("A sentence of some words. " * 24, id="p7")]
@@ -123,22 +117,20 @@ def test_passes_behind_a_window_need_positions_for_it(monkeypatch: pytest.Monkey
     windows = [zoo.ids(5, 1), zoo.ids(most + 1, 1)]
     for steps, positions in ((1, "reuse"), (0, "continue")):
         gpt2.encode_ids(PREFIX, windows, method=DeepThinking(steps, positions=positions))  # type: ignore[arg-type]  # looped over
-    no_work(monkeypatch)
-    with pytest.raises(
-        LimitError,
-        match=r"Passage 1 \('p7'\) has 6\d\d tokens .* the model has 1024\. "
-        r"Use positions='reuse', or windows of at most 5\d\d tokens\.",
-    ):
-        ask(lm, passages, method="deep-thinking")
-    with pytest.raises(LimitError, match=r"All passages together .* at most 5\d\d tokens"):
-        ask(lm, passages, method="deep-thinking+sequential")
-    with pytest.raises(InterruptedError):
-        ask(lm, passages, method=DeepThinking(positions="reuse"))
-    with pytest.raises(InterruptedError):
-        gpt2.encode_ids(PREFIX, windows[:1], method=DeepThinking(1))
-    monkeypatch.undo()
+    with small.passes() as made:
+        with pytest.raises(
+            LimitError,
+            match=r"Passage 1 \('p7'\) has 6\d\d tokens .* the model has 1024\. "
+            r"Use positions='reuse', or windows of at most 5\d\d tokens\.",
+        ):
+            ask(lm, passages, method="deep-thinking")
+        with pytest.raises(LimitError, match=r"All passages together .* at most 5\d\d tokens"):
+            ask(lm, passages, method="deep-thinking+sequential")
+    assert not made
     with pytest.raises(LimitError, match=f"Window 1 has {most + 1} tokens.*at most {most} tokens"):
         gpt2.encode_ids(PREFIX, windows, method=DeepThinking(1))
+    ask(lm, passages, method=DeepThinking(positions="reuse"), max_new_tokens=1)
+    gpt2.encode_ids(PREFIX, windows[:1], method=DeepThinking(1))
 
 
 def test_linked_windows_have_to_fit_one_prompt() -> None:

@@ -13,8 +13,7 @@ import pytest
 from huggingface_hub import constants
 from tqdm import tqdm
 
-from rag_windows import APE, METHODS, Auto, MateICL, WindowedLM
-from rag_windows.calibration import Profile
+from rag_windows import APE, METHODS, Auto, MateICL, Profile, WindowedLM
 from rag_windows.cli.options import INSTRUCTION
 from tests.blackbox.cli.conftest import QUESTION, Told, refused
 from tests.blackbox.conftest import ROOT, Run

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from rag_windows import InputError
 from rag_windows.cli.options import LoadOptions, SearchOptions, fleet_options
-from rag_windows.errors import InputError
 from tests.blackbox.cli.conftest import QUESTION, refused
 from tests.blackbox.conftest import Run
 from tests.rag_windows import small

@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rag_windows import WindowedLM
-from rag_windows.errors import MissingExtraError
+from rag_windows import MissingExtraError, WindowedLM
 from rag_windows_retrievers import BM25Retriever
 from rag_windows_server import Settings, create_app
 from rag_windows_server.documents import parse_sources

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
 
-from rag_windows.errors import UnsupportedModelError
+from rag_windows import UnsupportedModelError
 from vllm_rag_windows.paged import PagedLayers
 from vllm_rag_windows.prompts import WindowedPrompt
 from vllm_rag_windows.support import frequencies, moved

@@ -12,8 +12,16 @@ from typing import Any
 import pytest
 import torch
 
-from rag_windows import APE, PCW, Passage, PassageCache
-from rag_windows.errors import CacheError, InputError, MethodError, UnsupportedModelError
+from rag_windows import (
+    APE,
+    PCW,
+    CacheError,
+    InputError,
+    MethodError,
+    Passage,
+    PassageCache,
+    UnsupportedModelError,
+)
 from rag_windows.interchange import Prompt
 from tests.rag_windows import small
 from vllm_rag_windows import WindowedPrompt, WindowPrompts

@@ -6,7 +6,6 @@ import os
 import shlex
 import signal
 import sys
-import tempfile
 import threading
 import time
 from collections import Counter
@@ -50,17 +49,14 @@ def until(true: Callable[[], bool]) -> None:
 
 
 @pytest.fixture
-def compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+def compiler(
+    anew: Path, real_compiler: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> Path:
     """Nothing is compiled yet, and the compiler is `COMPILER`; the folder that it looks at."""
-    real = build._compiler()
-    if real is None or build._openmp() is None:
-        pytest.skip("needs a C compiler, and PyTorch with OpenMP")
     script = tmp_path / "compiler.py"
     script.write_text(COMPILER, encoding="utf-8")
-    command = [sys.executable, "-S", str(script), str(tmp_path), "|".join(real)]
+    command = [sys.executable, "-S", str(script), str(tmp_path), "|".join(real_compiler)]
     monkeypatch.setenv("CC", shlex.join(command))
-    monkeypatch.setattr(native, "_kernels", build.SingleFlight(native._checked))
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     return tmp_path
 
 

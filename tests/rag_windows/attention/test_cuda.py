@@ -15,9 +15,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from rag_windows import RagWindowsError
 from rag_windows.attention import cuda
-from rag_windows.attention.items import Answered, Item, by_reference
 
 from . import stand_in
+from .asked import exact, item
 
 # Rounding to the dtype; scores and sums are fp32.
 OUTPUT_TOLERANCE = {torch.float32: 5e-6, torch.float16: 3e-3, torch.bfloat16: 2e-2}
@@ -73,37 +73,19 @@ def queries(
     return draw(tokens, heads, dim, seed=7).to(device, dtype)
 
 
-def item(
-    parts: Sequence[tuple[Tensor, Tensor]],
-    tokens: Sequence[int] = (0,),
-    softcap: float | None = None,
-    temperature: float = 1.0,
-    **further: Any,
-) -> Item:
-    places = torch.tensor(tokens, dtype=torch.int64)
-    return Item(parts, places, 0.1, softcap, temperature, **further)
-
-
-def ask(items: Sequence[Item], query: Tensor) -> Answered:
+def ask(items: Sequence[Any], query: Tensor) -> Any:
     assert all(cuda.takes(one, query) for one in items)
     return cuda.call(cuda.Items(items), query, per_part=True)
 
 
-def exact(one: Item, query: Tensor) -> Answered:
-    """The same in float64."""
-    parts = [(key.double(), value.double()) for key, value in one.parts]
-    return by_reference(replace(one, parts=parts), query.double())
-
-
-def compare(items: Sequence[Item], query: Tensor) -> None:
-    found, right = ask(items, query), [exact(one, query) for one in items]
+def compare(items: Sequence[Any], query: Tensor) -> None:
+    found, right = ask(items, query), exact(items, query)
     tolerance = OUTPUT_TOLERANCE[query.dtype]
     assert found.output.dtype in (query.dtype, torch.float32)
-    output, lse = (torch.cat(each) for each in zip(*(one[:2] for one in right), strict=True))
-    torch.testing.assert_close(found.output.double(), output, atol=tolerance, rtol=tolerance)
+    torch.testing.assert_close(found.output.double(), right.output, atol=tolerance, rtol=tolerance)
     assert found.parts is not None
-    apart = [one.parts[0] for one in right if one.parts]
-    for lses in zip([found.lse, *found.parts], [lse, *apart], strict=True):
+    assert right.parts is not None
+    for lses in zip([found.lse, *found.parts], [right.lse, *right.parts], strict=True):
         assert lses[0] is not None
         assert lses[0].dtype == torch.float32
         atol = LSE_TOLERANCE[query.device.type]
@@ -117,7 +99,7 @@ def test_the_specification_of_items() -> None:
     parts = memory.parts((3, 2))
     keys, values = (torch.cat([part[i][0, 0] for part in parts]) for i in (0, 1))
     logits = (2.0 * torch.tanh(keys @ query[0, 0] * 0.1 / 2.0)) / 0.5
-    found = by_reference(item(parts, softcap=2.0, temperature=0.5), query)
+    found = exact([item(parts, softcap=2.0, temperature=0.5)], query, torch.float32)
     torch.testing.assert_close(found.output[0, 0], logits.softmax(0) @ values)
     torch.testing.assert_close(found.lse[0, 0], logits.logsumexp(0))
     assert found.parts is not None

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import ctypes
-import dataclasses
 import logging
 import mmap
 import platform
 import shlex
 import sys
-import tempfile
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -23,9 +21,11 @@ from torch import Tensor
 
 from rag_windows import RagWindowsError
 from rag_windows.attention import backends, segments
-from rag_windows.attention.items import Answered, Item, Part
 from rag_windows.attention.native import build, linear
 from rag_windows.attention.native import kernel as native
+
+from . import asked
+from .asked import Pair, exact
 
 Kind = tuple[torch.dtype, int, int]
 """Dtype, head dim and value dim: each is compiled once a process."""
@@ -46,7 +46,6 @@ LSE_TOLERANCE = 1e-5
 
 Layout = Literal["dense", "tokens first", "within others"]
 LAYOUTS: tuple[Layout, ...] = ("dense", "tokens first", "within others")
-Pair = tuple[Tensor, Tensor]
 
 EACH = pytest.mark.parametrize("kind", SMALL, ids=str)
 # As few, and as many.
@@ -112,51 +111,31 @@ def item(
     softcap: float | None = None,
     temperature: float = 1.0,
     causal: bool = False,
-) -> Item:
-    """One group, with what most of them have."""
+) -> Any:
+    """One group, whose parts have no dimension of groups."""
     whole = [(key.unsqueeze(0), value.unsqueeze(0)) for key, value in parts]
-    places = torch.tensor(list(tokens), dtype=torch.int64)
-    return Item(whole, places, scale, softcap, temperature, causal)
+    return asked.item(whole, tokens, softcap, temperature, scale=scale, causal=causal)
 
 
-def call(items: Sequence[Item], query: Tensor) -> Pair:
+def call(items: Sequence[Any], query: Tensor) -> Pair:
     output, lse, _ = native.call(native.Items(items), query)
     return output, lse
 
 
-def by_reference(items: Sequence[Item], query: Tensor, dtype: torch.dtype = torch.float64) -> Pair:
-    """Output (results, heads, value dim) and lse (results, heads) by the specification."""
-    outputs, lses = [], []
-    for one in items:
-        key, value = (torch.cat(parts, dim=2).to(dtype) for parts in zip(*one.parts, strict=True))
-        rows = query[one.tokens].to(dtype).transpose(0, 1).unsqueeze(0)
-        mask = torch.ones(len(one.tokens), key.shape[2], dtype=torch.bool).tril()
-        request = backends.AttentionRequest(
-            rows, key, value, one.scale, one.temperature, one.softcap
-        )
-        request.mask = mask if one.causal else None
-        output, lse = backends.reference(request)
-        outputs.append(output[0].transpose(0, 1))
-        lses.append(lse[0].transpose(0, 1))
-    return torch.cat(outputs), torch.cat(lses)
-
-
-def compare(items: Sequence[Item], query: Tensor) -> None:
+def compare(items: Sequence[Any], query: Tensor) -> None:
     """Output, log-sum-exp and, where an item is not causal, those of its parts by themselves."""
     output, lse, parts = native.call(native.Items(items), query, per_part=True)
-    expected, expected_lse = by_reference(items, query)
+    expected, expected_lse, expected_parts = exact(items, query)
     tolerance = OUTPUT_TOLERANCE[query.dtype]
     assert output.dtype == lse.dtype == torch.float32
     torch.testing.assert_close(output.double(), expected, atol=tolerance, rtol=tolerance)
     torch.testing.assert_close(lse.double(), expected_lse, atol=LSE_TOLERANCE, rtol=1e-6)
     assert parts is not None
-    for item, found in zip(items, parts, strict=True):
+    assert expected_parts is not None
+    for item, found, wanted in zip(items, parts, expected_parts, strict=True):
         assert (found is None) == (len(item.parts) == 1)
-        if found is None or item.causal:
-            continue
-        for part, own in zip(item.parts, found, strict=True):
-            _, expected_lse = by_reference([dataclasses.replace(item, parts=[part])], query)
-            torch.testing.assert_close(own.double(), expected_lse, atol=LSE_TOLERANCE, rtol=1e-6)
+        if found is not None and not item.causal:
+            torch.testing.assert_close(found.double(), wanted, atol=LSE_TOLERANCE, rtol=1e-6)
 
 
 ASKED = st.fixed_dictionaries(
@@ -232,7 +211,7 @@ def test_nothing_behind_the_last_number_is_read(kind: Kind, rows: int) -> None:
 def test_items_are_asked_again_and_keep_what_they_point_at() -> None:
     query = draw(torch.float32, 1, 2, 16)
     items = native.Items([item([pair(SMALL[0], 2, 5000)])])
-    expected = by_reference([item([pair(SMALL[0], 2, 5000)])], query)[1]
+    expected = exact([item([pair(SMALL[0], 2, 5000)])], query).lse
     # What would have been freed is taken again.
     others = [torch.full((2, 5000, 16), torch.nan) for _ in range(4)]
     first, again = native.call(items, query), native.call(items, query)
@@ -279,7 +258,7 @@ def test_infinities_are_as_in_the_reference(kind: Kind, rows: int, case: str) ->
         key[:, :end, 0] = -torch.inf
     one = item([(key, value)], range(rows), 0.1)
     output, lse = call([one], query)
-    expected, expected_lse = by_reference([one], query, dtype)
+    expected, expected_lse, _ = exact([one], query, dtype)
     assert bool(expected.isnan().any()) == (case == "infinite values")
     tolerance = OUTPUT_TOLERANCE[dtype]
     torch.testing.assert_close(
@@ -290,7 +269,7 @@ def test_infinities_are_as_in_the_reference(kind: Kind, rows: int, case: str) ->
     assert bool(call([one], query)[0][:, :2].isnan().all())
 
 
-def long_part(dtype: torch.dtype = torch.float32, keys: int = native.LEAST_KEYS) -> Part:
+def long_part(dtype: torch.dtype = torch.float32, keys: int = native.LEAST_KEYS) -> Pair:
     return draw(dtype, 1, 2, keys, 16), draw(dtype, 1, 2, keys, 16, seed=1)
 
 
@@ -299,12 +278,11 @@ def asking(tokens: int = 4, dtype: torch.dtype = torch.float32) -> Tensor:
     return draw(dtype, tokens, 8, 16, seed=2)
 
 
-def takes(query: Tensor, *parts: Part, causal: bool = False) -> bool:
-    tokens = torch.arange(len(query))
-    return native.takes(Item(parts, tokens, 0.25, None, 1.0, causal), query)
+def takes(query: Tensor, *parts: Pair, causal: bool = False) -> bool:
+    return native.takes(asked.item(parts, range(len(query)), causal=causal), query)
 
 
-def attend(query: Tensor, part: Part) -> Pair:
+def attend(query: Tensor, part: Pair) -> Pair:
     one = segments.Segment("context", 0, 0, layers={0: [part]})
     rows = segments.Rows(torch.zeros(len(query), dtype=torch.int64))
     asked = segments.Queries(0, query, rows, 0.25, None, None)
@@ -313,7 +291,7 @@ def attend(query: Tensor, part: Part) -> Pair:
 
 
 KEY, VALUE = GOOD = long_part()
-UNFIT: dict[str, tuple[Tensor, Sequence[Part]]] = {
+UNFIT: dict[str, tuple[Tensor, Sequence[Pair]]] = {
     "no key": (asking(), [long_part(keys=0)]),
     "no key behind some": (asking(), [GOOD, long_part(keys=0)]),
     "fewer kv heads of values": (asking(), [(KEY, VALUE[:, :1])]),
@@ -354,9 +332,7 @@ PLACES: dict[str, tuple[Sequence[int], tuple[int, int] | None]] = {
 def test_places_outside_of_query_and_keys_are_not_taken(what: str) -> None:
     tokens, keys = PLACES[what]
     between = None if keys is None else (torch.tensor([keys[0]]), torch.tensor([keys[1]]))
-    places = torch.tensor(tokens, dtype=torch.int64)
-    item = Item([GOOD], places, 0.25, None, 1.0, False, between)
-    assert not native.takes(item, asking())
+    assert not native.takes(asked.item([GOOD], tokens, between=between), asking())
 
 
 def test_what_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -400,7 +376,7 @@ def test_it_is_asked_first(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[int] = []
     real = native.call
 
-    def recorded(items: native.Items, query: Tensor, *, per_part: bool) -> Answered:
+    def recorded(items: native.Items, query: Tensor, *, per_part: bool) -> Any:
         calls.append(len(query))
         return real(items, query, per_part=per_part)
 
@@ -415,33 +391,22 @@ def test_it_is_asked_first(monkeypatch: pytest.MonkeyPatch) -> None:
         torch.testing.assert_close(part, wanted, atol=5e-6, rtol=1e-6)
 
 
-@pytest.fixture
-def anew(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """Nothing is compiled yet, and no compiler is named; where temporary files are made."""
-    monkeypatch.setattr(native, "_kernels", build.SingleFlight(native._checked))
-    monkeypatch.delenv("CC", raising=False)
-    monkeypatch.delenv(build.VARIABLE, raising=False)
-    made = tmp_path / "temporary files"
-    made.mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(made))
-    return made
-
-
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="the options are those of x86")
 @pytest.mark.parametrize("without", ["-mno-avx512bf16", "-mno-avx512f", "-mno-avx512f -mno-avx"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_processors_with_shorter_vectors(
-    anew: Path, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, without: str
+    anew: Path,
+    real_compiler: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    dtype: torch.dtype,
+    without: str,
 ) -> None:
-    compiler = build._compiler()
-    if compiler is None or build._openmp() is None:
-        pytest.skip("needs a C compiler, and PyTorch with OpenMP")
-    monkeypatch.setenv("CC", shlex.join([*compiler, *without.split()]))
+    monkeypatch.setenv("CC", shlex.join([*real_compiler, *without.split()]))
     made = native.kernel(dtype, 80, 48)  # compared with the reference before it serves
     assert made is not None
     assert not made.many
     assert native.kernel(dtype, 32, 32) is not None
-    assert linear._checked(dtype) is not None
+    assert linear.kernel(dtype) is not None
 
 
 def left_out(caplog: pytest.LogCaptureFixture, what: str, level: int = logging.INFO) -> None:
@@ -456,18 +421,18 @@ def left_out(caplog: pytest.LogCaptureFixture, what: str, level: int = logging.I
     assert what in record.getMessage()
 
 
+@pytest.mark.usefixtures("anew", "real_compiler")
 @pytest.mark.parametrize(
     "fault", ["output", "lse", "parts", "softcap", "many rows", "causal", "NaN"]
 )
 def test_a_kernel_that_errs_is_left_out(
-    anew: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, fault: str
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, fault: str
 ) -> None:
     real = native.call
-    if build._compiler() is None or build._openmp() is None:
-        pytest.skip("needs a C compiler, and PyTorch with OpenMP")
 
-    def bad(items: native.Items, query: Tensor, *, per_part: bool) -> Answered:
-        output, lse, parts = real(items, query, per_part=per_part)
+    def bad(items: native.Items, query: Tensor, *, per_part: bool) -> Any:
+        made = real(items, query, per_part=per_part)
+        output, lse, parts = made
         if fault == "NaN":
             output[-1, -1, -1] = torch.nan
         wrong = {
@@ -477,7 +442,8 @@ def test_a_kernel_that_errs_is_left_out(
         }.get(fault, fault == "output")
         if parts is not None and parts[0] is not None and fault == "parts":
             parts[0][1] += 0.001
-        return Answered(output + 0.01 * float(wrong), lse + 0.001 * (fault == "lse"), parts)
+        lse = lse + 0.001 * (fault == "lse")
+        return made._replace(output=output + 0.01 * float(wrong), lse=lse)
 
     monkeypatch.setattr(native, "call", bad)
     left_out(caplog, "differs from the reference", logging.WARNING)
@@ -547,17 +513,14 @@ sys.exit(subprocess.call([*real, *sys.argv[2:]]))
 
 
 def test_a_named_compiler_with_arguments(
-    anew: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    anew: Path, real_compiler: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It works in a folder that nobody else may enter and that is gone before the kernel runs.
 
     Threads that ask at once have it compiled once.
     """
     seen = tmp_path / "seen"
-    real = build._compiler()
-    if real is None or build._openmp() is None:
-        pytest.skip("needs a C compiler, and PyTorch with OpenMP")
-    monkeypatch.setenv("CC", named(tmp_path, PASSED_ON, "|".join([*real, str(seen)])))
+    monkeypatch.setenv("CC", named(tmp_path, PASSED_ON, "|".join([*real_compiler, str(seen)])))
     with ThreadPoolExecutor(4) as pool:
         made = list(pool.map(lambda _: native.kernel(*SMALL[0]), range(4)))
     assert made[0] is not None

@@ -181,11 +181,11 @@ def test_gradients_autocast_and_the_switch(monkeypatch: pytest.MonkeyPatch) -> N
     assert linear.product(*asked) is None
 
 
+@pytest.mark.usefixtures("anew")
 def test_a_kernel_that_errs_is_left_out(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     real = linear._asked
-    monkeypatch.setattr(linear, "_kernels", build.SingleFlight(linear._checked))
     monkeypatch.setattr(linear, "_asked", lambda *asked: real(*asked) * 1.02)
     with caplog.at_level(logging.INFO, logger="rag_windows"):
         assert not any(linear.kernel(torch.bfloat16) for _ in range(3))

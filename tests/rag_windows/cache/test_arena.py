@@ -21,16 +21,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from rag_windows import PassageCache, WindowedLM
+from rag_windows import CacheError, PassageCache, WindowedLM
 from rag_windows.attention import cuda
-from rag_windows.attention.items import Item, by_reference
 from rag_windows.cache.arena import ArenaTier, Ranges
 from rag_windows.cache.codec import Entry
-from rag_windows.errors import CacheError
 from rag_windows.kv import Window
 from tests.parity import zoo
 from tests.rag_windows import small
-from tests.rag_windows.attention import stand_in
+from tests.rag_windows.attention import asked, stand_in
 from tests.rag_windows.cache.disk_cases import end_of, entry_of, in_child, key_of, right
 
 CPU = torch.device("cpu")
@@ -173,18 +171,18 @@ def test_the_cuda_kernel_asks_once_a_layer_for_all_windows_and_plans_once_for_al
     query, plans = torch.randn(1, 6, 16).bfloat16(), []
     for layer in range(3):
         parts = [(one.keys[layer][None], one.values[layer][None]) for one in found]
-        asked = Item(parts, torch.tensor([0]), 0.25, None, 1.0)
+        one = asked.item(parts)
         with stand_in.serving(varlen := stand_in.Varlen()):
-            assert cuda.takes(asked, query)
-            items = cuda.Items([asked])
+            assert cuda.takes(one, query)
+            items = cuda.Items([one])
             varlen.calls.clear()
             answer = cuda.call(items, query, per_part=True)
             plans.append(items.plan(6))
-        assert [sorted(one["used"]) for one in varlen.calls] == [[2, 40, 64, 130]]
-        expected = by_reference(asked, query).output.float()
+        assert [sorted(call["used"]) for call in varlen.calls] == [[2, 40, 64, 130]]
+        expected = asked.exact([one], query).output.float()
         torch.testing.assert_close(answer.output.float(), expected, atol=0.02, rtol=0.02)
         pairs = zip(items.parts, parts, strict=True)
-        assert all(a is b for one, other in pairs for a, b in zip(one, other, strict=True))
+        assert all(a is b for pair in pairs for a, b in zip(*pair, strict=True))
     assert plans[0] is plans[1] is plans[2]
 
 
