@@ -23,7 +23,7 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.t
 TORCH := torch==2.13.0
 # The distributions beside rag-windows, and all extras, which require some of them by name.
 ADAPTERS := $(patsubst %/pyproject.toml,./%,$(wildcard integrations/*/pyproject.toml))
-EXTRAS := cuda,eval,figures,fleet,gguf,langchain,llama-index,lm-eval,pdf,peft,retrievers,server,shared,structured
+EXTRAS := cli,cuda,eval,figures,fleet,gguf,langchain,llama-index,lm-eval,pdf,peft,retrievers,server,shared,structured
 # Material's note about MkDocs 2 is no concern of a build.
 MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs
 OFFLINE := HF_HUB_OFFLINE=1 TRANSFORMERS_OFFLINE=1 TOKENIZERS_PARALLELISM=false

@@ -1,9 +1,9 @@
 """Questions over a folder of documents, on the GPU: a cache that lasts, and sources.
 
-Run it with `python examples/quickstart_gpu.py [--model MODEL] [--docs FOLDER] [QUESTION ...]`.
-MODEL is a folder or a name on the Hub. FOLDER holds text, Markdown, JSONL and, after
-`pip install "rag-windows[pdf]"`, PDF files. Without a GPU it runs as well, with a model that fits,
-such as `--model tiny-reader`.
+Run it with `python examples/quickstart_gpu.py [--model MODEL] [--docs FOLDER] [QUESTION ...]`,
+after `pip install "rag-windows[cli]"`. MODEL is a folder or a name on the Hub. FOLDER holds text,
+Markdown, JSONL and, after `pip install "rag-windows[pdf]"`, PDF files. Without a GPU it runs as
+well, with a model that fits, such as `--model tiny-reader`.
 """
 
 import argparse

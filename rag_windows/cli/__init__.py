@@ -5,35 +5,41 @@ Another distribution brings commands of its own by an entry point of the group
 such commands share with those of this package is listed in ``__all__`` and stays.
 """
 
-from rag_windows.cli.options import (
-    SAMPLE_MODEL,
-    Json,
-    LoadOptions,
-    Model,
-    RayOptions,
-    SearchOptions,
-    System,
-    Verbose,
-    count,
-    default_instruction,
-    flag,
-    fleet_options,
-    loaded_model,
-    open_corpus,
-    option,
-    quieten,
-    spreading,
-)
-from rag_windows.cli.render import (
-    EXIT_ERROR,
-    Group,
-    console,
-    plain_table,
-    progress,
-    show,
-    tell,
-    write_json,
-)
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rag_windows.cli.options import (
+        SAMPLE_MODEL,
+        Json,
+        LoadOptions,
+        Model,
+        RayOptions,
+        SearchOptions,
+        System,
+        Verbose,
+        count,
+        default_instruction,
+        flag,
+        fleet_options,
+        loaded_model,
+        open_corpus,
+        option,
+        quieten,
+        spreading,
+    )
+    from rag_windows.cli.render import (
+        EXIT_ERROR,
+        Group,
+        console,
+        plain_table,
+        progress,
+        show,
+        tell,
+        write_json,
+    )
 
 __all__ = [
     "EXIT_ERROR",
@@ -62,3 +68,13 @@ __all__ = [
     "tell",
     "write_json",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    # On first use: without the extra `cli`, `__main__` has to say so before this needs it.
+    if name in __all__:
+        for module in ("options", "render"):
+            home = import_module(f"{__name__}.{module}")
+            if hasattr(home, name):
+                return getattr(home, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

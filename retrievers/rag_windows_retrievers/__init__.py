@@ -2,7 +2,12 @@
 
 A folder of its own beside the engine: of `rag_windows` it knows passages, errors and the cutting of
 long texts, so it works for any model. Nothing here imports torch before an embedding model is used.
+It needs the extra `cli`, or one that brings it, as `retrievers` and `pdf` do.
 """
+
+from rag_windows.errors import require
+
+require("rag_windows_retrievers", "bm25s", "charset-normalizer", extra="cli")
 
 from rag_windows_retrievers.documents import (
     SUFFIXES,

@@ -220,7 +220,10 @@ class Index:
                     "folder, its permissions and the free space."
                 ) from error
             here = os.path.abspath(root if root is not None else ".")
-            self._begin(f"tokens={tokens.limit}" if tokens else words and f"words={words}", here)
+            split = (
+                f"tokens={tokens.limit}" if tokens else None if words is None else f"words={words}"
+            )
+            self._begin(split, here)
         if model is not None:
             self._attach(encoder_of(model), progress)
 
@@ -238,7 +241,7 @@ class Index:
 
     def __len__(self) -> int:
         with self._reading() as connection:
-            return int(connection.execute("SELECT count(*) FROM passages").get)
+            return int(_row(connection, "SELECT count(*) FROM passages")[0])
 
     @property
     def passages(self) -> tuple[Passage, ...]:
@@ -246,8 +249,8 @@ class Index:
         with self._reading() as connection:
             version = int(_setting(connection, "version") or 0)
             if self._listed is None or self._listed[0] != version:
-                numbers = connection.execute(
-                    "SELECT number FROM passages ORDER BY document, place, number"
+                numbers = _rows(
+                    connection, "SELECT number FROM passages ORDER BY document, place, number"
                 )
                 made = _passages(connection, [number for (number,) in numbers])
                 self._listed = version, tuple(made)
@@ -258,7 +261,8 @@ class Index:
         with self._reading() as connection:
             found: list[int] = []
             for one in ids:
-                rows = connection.execute(
+                rows = _rows(
+                    connection,
                     "SELECT p.number FROM passages p JOIN documents d ON p.document = d.number "
                     "WHERE d.id = ? ORDER BY p.document, p.place, p.number",
                     (one,),
@@ -271,7 +275,8 @@ class Index:
         with self._reading() as connection:
             found: dict[int, None] = {}
             for name in names:
-                rows = connection.execute(
+                rows = _rows(
+                    connection,
                     "SELECT p.number FROM passages p JOIN documents d ON p.document = d.number "
                     "WHERE d.id = ?1 OR d.source = ?1 ORDER BY p.document, p.place, p.number",
                     (name,),
@@ -283,7 +288,7 @@ class Index:
         """Ids of the documents that have a passage of one of these texts; reads every passage."""
         wanted = frozenset(texts)
         with self._reading() as connection:
-            rows = connection.execute(
+            rows: Iterable[Any] = connection.execute(  # one by one: it is every text
                 "SELECT d.id, p.text FROM passages p JOIN documents d ON p.document = d.number "
                 "ORDER BY d.number"
             )
@@ -297,7 +302,8 @@ class Index:
     def documents(self, id: str | None = None) -> list[IndexedDocument]:
         """The documents, or those of one id, in the order in which they came."""
         with self._reading() as connection:
-            rows = connection.execute(
+            rows = _rows(
+                connection,
                 "SELECT d.id, d.source, d.title, d.sha256, d.added, "
                 "(SELECT count(*) FROM passages p WHERE p.document = d.number) "
                 "FROM documents d WHERE ?1 IS NULL OR d.id = ?1 ORDER BY d.number",
@@ -308,13 +314,14 @@ class Index:
     def skipped(self) -> list[Skipped]:
         """Files, lines and pages that could not be read or were left out, as they stand now."""
         with self._reading() as connection:
-            rows = connection.execute("SELECT skipped FROM files ORDER BY source").fetchall()
+            rows = _rows(connection, "SELECT skipped FROM files ORDER BY source")
         return [Skipped(**one) for (text,) in rows for one in json.loads(text)]
 
     def roots(self) -> list[str]:
         """The paths that `follow` was given, of which files are still known and not removed."""
         with self._reading() as connection:
-            rows = connection.execute(
+            rows = _rows(
+                connection,
                 "SELECT DISTINCT root FROM files WHERE source NOT IN "
                 "(SELECT source FROM removed WHERE id = ?) ORDER BY root",
                 (_WHOLE,),
@@ -329,7 +336,7 @@ class Index:
         """
         at = None if below is None else _absolute(os.fsdecode(below)).rstrip("/")
         with self._reading() as connection:
-            rows = connection.execute("SELECT source, path FROM files ORDER BY source")
+            rows = _rows(connection, "SELECT source, path FROM files ORDER BY source")
             return [source for source, path in rows if at is None or _below(path, at)]
 
     @property
@@ -354,7 +361,7 @@ class Index:
             forgotten = int(_setting(connection, "forgotten") or 0)
             if version < forgotten:
                 return now, None
-            rows = connection.execute("SELECT id FROM stale WHERE version > ?", (version,))
+            rows = _rows(connection, "SELECT id FROM stale WHERE version > ?", (version,))
             return now, list(dict.fromkeys(one for (one,) in rows))
 
     # How it changes.
@@ -396,9 +403,11 @@ class Index:
                 for number in _own(connection, str(one.id)):
                     _drop_passages(connection, [number])
                     replaced.append(name)
-                row = connection.execute(
-                    "SELECT number FROM documents WHERE id = ? ORDER BY number LIMIT 1", (name,)
-                ).fetchone()
+                row = _row(
+                    connection,
+                    "SELECT number FROM documents WHERE id = ? ORDER BY number LIMIT 1",
+                    (name,),
+                )
                 if row is None:
                     number = _insert_document(connection, name, None, one.title, "", now)
                     fresh[name] = None
@@ -419,13 +428,15 @@ class Index:
         with self._writing() as connection:
             gone: list[str] = []
             for name in names:
-                rows = connection.execute(
-                    "SELECT number, id, source FROM documents WHERE id = ?1 OR source = ?1", (name,)
-                ).fetchall()
+                rows = _rows(
+                    connection,
+                    "SELECT number, id, source FROM documents WHERE id = ?1 OR source = ?1",
+                    (name,),
+                )
                 gone += [one for _, one, _ in rows]
                 _drop_documents(connection, [number for number, *_ in rows])
                 out = [(source, one) for _, one, source in rows if source is not None]
-                if connection.execute("SELECT 1 FROM files WHERE source = ?", (name,)).fetchone():
+                if _row(connection, "SELECT 1 FROM files WHERE source = ?", (name,)):
                     out.append((name, _WHOLE))
                     connection.execute("UPDATE files SET skipped = '[]' WHERE source = ?", (name,))
                 connection.executemany("INSERT OR IGNORE INTO removed VALUES(?, ?)", out)
@@ -470,8 +481,8 @@ class Index:
         """
         with self._reading() as connection:
             root = Path(str(_setting(connection, "root")))
-            known = {row[0]: row[1:] for row in connection.execute(_FILES)}
-            counts = dict(connection.execute(_COUNTS).fetchall())
+            known = {row[0]: row[1:] for row in _rows(connection, _FILES)}
+            counts = dict(_rows(connection, _COUNTS))
             removed = _removed(connection)
         out = {} if again else removed
         changes = Changes()
@@ -586,6 +597,8 @@ class Index:
             return
         with _readable(self.path), self._connection() as connection:
             connection.execute("BEGIN")
+            # What is seen is what stands there at the first look.
+            _rows(connection, "SELECT 1 FROM settings LIMIT 1")
             _held.of = {**getattr(_held, "of", {}), id(self): connection}
             try:
                 yield connection
@@ -629,7 +642,7 @@ class Index:
         with self._connection() as connection:
             connection.execute("BEGIN IMMEDIATE")
             try:
-                if not connection.execute("SELECT 1 FROM sqlite_schema LIMIT 1").fetchone():
+                if not _row(connection, "SELECT 1 FROM sqlite_schema LIMIT 1"):
                     connection.execute(_SCHEMA)
                     split = split or f"words={DEFAULT_WORDS}"
                     made = {"format": str(FORMAT), "split": split, "root": root, "version": "0"}
@@ -661,7 +674,7 @@ class Index:
         if _setting(connection, "words") != VERSION:
             # Another version of this package or of ICU splits texts into other words.
             connection.execute("INSERT INTO words(words) VALUES('rebuild')")
-            rows = connection.execute("SELECT number, title, text FROM passages").fetchall()
+            rows = _rows(connection, "SELECT number, title, text FROM passages")
             lengths = [(_length(Passage(text, title=title)), n) for n, title, text in rows]
             connection.executemany("UPDATE passages SET length = ? WHERE number = ?", lengths)
             _set(connection, "length", str(sum(length for length, _ in lengths)))
@@ -696,8 +709,9 @@ class Index:
         if self.encoder is None:
             return
         with self._reading() as connection:
-            rows = connection.execute(
-                "SELECT number FROM passages WHERE number NOT IN (SELECT rowid FROM vectors)"
+            rows = _rows(
+                connection,
+                "SELECT number FROM passages WHERE number NOT IN (SELECT rowid FROM vectors)",
             )
             missing = _passages(connection, [number for (number,) in rows])
         missing = [one for one in missing if one.text.strip()]
@@ -706,11 +720,12 @@ class Index:
         vectors = self._embedded(missing, progress)
         with self._writing() as connection:
             for digest, vector in vectors.items():
-                rows = connection.execute(
+                rows = _rows(
+                    connection,
                     "SELECT number FROM passages WHERE digest = ? AND number NOT IN "
                     "(SELECT rowid FROM vectors)",
                     (digest,),
-                ).fetchall()
+                )
                 for (number,) in rows:
                     _insert_vector(connection, number, vector)
 
@@ -736,11 +751,12 @@ class Index:
         found: dict[bytes, Vectors] = {}
         with self._reading() as connection:
             for digest in texts:
-                row = connection.execute(
+                row = _row(
+                    connection,
                     "SELECT v.embedding FROM passages p JOIN vectors v ON v.rowid = p.number "
                     "WHERE p.digest = ? LIMIT 1",
                     (digest,),
-                ).fetchone()
+                )
                 if row is not None:
                     found[digest] = np.frombuffer(row[0], dtype=np.float32)
         if new := [digest for digest in texts if digest not in found]:
@@ -756,9 +772,9 @@ class Index:
             replaced: list[str] = []
             unchanged = 0
             for entry in entries:
-                rows = connection.execute(
-                    "SELECT number, sha256 FROM documents WHERE id = ?", (entry.id,)
-                ).fetchall()
+                rows = _rows(
+                    connection, "SELECT number, sha256 FROM documents WHERE id = ?", (entry.id,)
+                )
                 if [sha256 for _, sha256 in rows] == [entry.sha256]:
                     unchanged += 1
                     continue
@@ -819,9 +835,11 @@ class Index:
         vectors: Mapping[bytes, Vectors],
     ) -> Changes:
         """Write a file's documents in the place of those that it had."""
-        before = connection.execute(
-            "SELECT number, id, sha256 FROM documents WHERE source = ? ORDER BY number", (source,)
-        ).fetchall()
+        before = _rows(
+            connection,
+            "SELECT number, id, sha256 FROM documents WHERE source = ? ORDER BY number",
+            (source,),
+        )
         now = [(one.id, one.sha256) for one in entries]
         if now == [(one, sha256) for _, one, sha256 in before]:
             return Changes(unchanged=len(before))
@@ -855,9 +873,11 @@ class Index:
         *,
         given: bool = False,
     ) -> None:
-        place = connection.execute(
-            "SELECT coalesce(max(place) + 1, 0) FROM passages WHERE document = ?", (document,)
-        ).get
+        place = _row(
+            connection,
+            "SELECT coalesce(max(place) + 1, 0) FROM passages WHERE document = ?",
+            (document,),
+        )[0]
         for one in passages:
             digest = _digest(one)
             at = place if one.index is None else one.index
@@ -889,9 +909,9 @@ class Index:
         with self._writing() as connection:
             gone: list[str] = []
             for source in sources:
-                rows = connection.execute(
-                    "SELECT number, id FROM documents WHERE source = ?", (source,)
-                ).fetchall()
+                rows = _rows(
+                    connection, "SELECT number, id FROM documents WHERE source = ?", (source,)
+                )
                 gone += [one for _, one in rows]
                 _drop_documents(connection, [number for number, _ in rows])
                 connection.execute("DELETE FROM files WHERE source = ?", (source,))
@@ -931,7 +951,8 @@ class ByWords:
             usual = numbers[1] / max(1, numbers[0])
 
             def ranked(most: int) -> list[tuple[int, float]]:
-                rows = connection.execute(
+                rows = _rows(
+                    connection,
                     "SELECT rowid, title, text, length FROM passages WHERE number IN "
                     "(SELECT rowid FROM words WHERE words MATCH ? ORDER BY rank, rowid LIMIT ?)",
                     (asked, max(CANDIDATES, 4 * most)),
@@ -972,15 +993,15 @@ class ByMeaning:
 
             def ranked(most: int) -> list[tuple[int, float]]:
                 if not index._dot and most <= _MOST_NEAREST:
-                    return connection.execute(
-                        "SELECT rowid, 1 - distance FROM vectors WHERE embedding MATCH ? AND k = ? "
-                        "ORDER BY distance, rowid",
-                        (asked.tobytes(), most),
-                    ).fetchall()
-                found = [
-                    (number, float(np.frombuffer(vector, dtype=np.float32) @ asked))
-                    for number, vector in connection.execute("SELECT rowid, embedding FROM vectors")
-                ]
+                    found = _rows(
+                        connection,
+                        "SELECT rowid, (1 - distance) * ? FROM vectors "
+                        "WHERE embedding MATCH ? AND k = ?",
+                        (float(np.linalg.norm(asked)), asked.tobytes(), most),
+                    )
+                else:
+                    rows = _rows(connection, "SELECT rowid, embedding FROM vectors")
+                    found = [(n, float(np.frombuffer(one, np.float32) @ asked)) for n, one in rows]
                 return sorted(found, key=lambda one: (-one[1], one[0]))[:most]
 
             return _distinct(connection, ranked, k)
@@ -1050,7 +1071,7 @@ def _connect(path: Path) -> apsw.Connection:
 def _empty_log(connection: apsw.Connection) -> bool:
     """The log holds what was removed until it is emptied, for which readers have to pause."""
     connection.set_busy_timeout(_PAUSE_MS)
-    busy, *_ = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()[0]
+    busy, *_ = _rows(connection, "PRAGMA wal_checkpoint(TRUNCATE)")[0]
     connection.set_busy_timeout(_BUSY_MS)
     return not busy
 
@@ -1083,8 +1104,18 @@ def _readable(path: Path) -> Iterator[None]:
         ) from error
 
 
+def _rows(connection: apsw.Connection, asked: str, bindings: Any = ()) -> list[Any]:
+    """All rows that a statement gives."""
+    return connection.execute(asked, bindings).fetchall()
+
+
+def _row(connection: apsw.Connection, asked: str, bindings: Any = ()) -> Any:
+    """The first row, or None."""
+    return connection.execute(asked, bindings).fetchone()
+
+
 def _setting(connection: apsw.Connection, name: str) -> str | None:
-    row = connection.execute("SELECT value FROM settings WHERE name = ?", (name,)).fetchone()
+    row = _row(connection, "SELECT value FROM settings WHERE name = ?", (name,))
     return None if row is None else str(row[0])
 
 
@@ -1098,12 +1129,12 @@ def _set(connection: apsw.Connection, name: str, value: str) -> None:
 
 def _passages_with(connection: apsw.Connection, word: str) -> int:
     """In how many passages a word stands."""
-    row = connection.execute("SELECT doc FROM temp.known WHERE term = ?", (word,)).fetchone()
+    row = _row(connection, "SELECT doc FROM temp.known WHERE term = ?", (word,))
     return 0 if row is None else int(row[0])
 
 
 def _own(connection: apsw.Connection, id: str) -> list[int]:
-    rows = connection.execute("SELECT number FROM passages WHERE id = ? ORDER BY number", (id,))
+    rows = _rows(connection, "SELECT number FROM passages WHERE id = ? ORDER BY number", (id,))
     return [number for (number,) in rows]
 
 
@@ -1111,14 +1142,16 @@ def _passages(connection: apsw.Connection, numbers: Sequence[int]) -> list[Passa
     """Passages by their numbers, with the texts in front of them."""
     made = []
     for number in numbers:
-        document, place, id, title, text, metadata, named, at, before = connection.execute(
+        document, place, id, title, text, metadata, named, at, before = _row(
+            connection,
             "SELECT document, place, id, title, text, metadata, named, at, before FROM passages "
             "WHERE number = ?",
             (number,),
-        ).get
+        )
         texts: list[str] = [] if before is None else json.loads(before)
         if before is None and at is not None:
-            rows = connection.execute(
+            rows = _rows(
+                connection,
                 "SELECT place, text FROM passages WHERE document = ? AND place < ? AND place >= ? "
                 "AND at IS NOT NULL ORDER BY place DESC",
                 (document, place, place - NEIGHBOURS),
@@ -1167,17 +1200,17 @@ def _insert_vector(connection: apsw.Connection, number: int, vector: Vectors) ->
 
 def _drop_documents(connection: apsw.Connection, numbers: Iterable[int]) -> None:
     for number in numbers:
-        rows = connection.execute("SELECT number FROM passages WHERE document = ?", (number,))
-        _drop_passages(connection, [one for (one,) in rows.fetchall()])
+        rows = _rows(connection, "SELECT number FROM passages WHERE document = ?", (number,))
+        _drop_passages(connection, [one for (one,) in rows])
         connection.execute("DELETE FROM documents WHERE number = ?", (number,))
 
 
 def _drop_passages(connection: apsw.Connection, numbers: Iterable[int]) -> None:
     vectored = _vectored(connection)
     for number in numbers:
-        title, text, length = connection.execute(
-            "SELECT title, text, length FROM passages WHERE number = ?", (number,)
-        ).get
+        title, text, length = _row(
+            connection, "SELECT title, text, length FROM passages WHERE number = ?", (number,)
+        )
         _count(connection, -1, -length)
         connection.execute(
             "INSERT INTO words(words, rowid, title, text) VALUES('delete', ?, ?, ?)",
@@ -1213,11 +1246,12 @@ def _drop_empty(connection: apsw.Connection) -> None:
 def _names_of(connection: apsw.Connection, numbers: Sequence[int]) -> list[str]:
     found: dict[str, None] = {}
     for number in numbers:
-        row = connection.execute(
+        row = _row(
+            connection,
             "SELECT d.id FROM documents d JOIN passages p ON p.document = d.number "
             "WHERE p.number = ?",
             (number,),
-        ).fetchone()
+        )
         if row is not None:
             found[str(row[0])] = None
     return list(found)
@@ -1227,10 +1261,11 @@ def _note_stale(connection: apsw.Connection, ids: Sequence[str]) -> None:
     """Let other processes learn which documents' windows they may not read any more."""
     version = int(_setting(connection, "version") or 0) + 1
     connection.executemany("INSERT INTO stale VALUES(?, ?)", [(version, one) for one in ids])
-    row = connection.execute(
+    row = _row(
+        connection,
         "SELECT version FROM stale ORDER BY version DESC, rowid DESC LIMIT 1 OFFSET ?",
         (REMEMBERED,),
-    ).fetchone()
+    )
     if row is not None:
         connection.execute("DELETE FROM stale WHERE version <= ?", row)
         _set(connection, "forgotten", str(row[0]))
@@ -1300,7 +1335,7 @@ def _stat(file: DocumentFile) -> tuple[int, int]:
 def _removed(connection: apsw.Connection) -> dict[str, set[str]]:
     """Of each file the documents that were removed from the index, though the file has them."""
     found: dict[str, set[str]] = {}
-    for source, id in connection.execute("SELECT source, id FROM removed"):
+    for source, id in _rows(connection, "SELECT source, id FROM removed"):
         found.setdefault(source, set()).add(id)
     return found
 

@@ -17,6 +17,7 @@ import pytest
 from packaging.utils import canonicalize_name, parse_sdist_filename, parse_wheel_filename
 
 import rag_windows
+from rag_windows.errors import install
 from rag_windows.samples import samples_path
 from tests.packages.environments import WHEELS, Environment, constraints, members, torch_alone
 from tests.test_documents import PAGES, blocks, replaced
@@ -27,7 +28,8 @@ pytestmark = pytest.mark.dist
 ASKS = """
 from rag_windows import WindowedLM
 lm = WindowedLM.from_pretrained("tiny-reader")
-answer = lm.generate("Where was Vara Zelmont born?", ["Vara Zelmont was born in Birmouth."])
+passages = ["Aldan Pellby was born in Birholm.", "Vara Zelmont was born in Birmouth."]
+answer = lm.generate("Where was Vara Zelmont born?", passages)
 assert answer.text == "Birmouth", answer.text
 """
 
@@ -62,7 +64,7 @@ for package in (rag_windows, rag_windows_retrievers):
             print(module.name, error.name)
 """
 
-# In an environment without extras: what names each of them, as code and as a command.
+# In an environment without other extras than `cli`: what names each, as code and as a command.
 LACKS = {
     "structured": "lm.generate('Who?', ['One.'], json_schema={'type': 'object'})",
     "retrievers": "rag_windows_retrievers.DenseRetriever([rag_windows.Passage('One.')], 'any')",
@@ -154,11 +156,25 @@ def test_the_package_has_one_model_the_sample_corpus_and_less_than_six_megabytes
     assert sum(name.startswith("rag_windows/samples/corpus/") for name in names) == corpus
 
 
-def test_rag_windows_alone(fresh: Callable[..., Environment]) -> None:
+def test_rag_windows_alone_then_with_its_command(fresh: Callable[..., Environment]) -> None:
     environment = fresh("rag-windows")
-    assert not environment.installed() & {*FOLDERS} - {"rag-windows"}
+    assert not environment.installed() & {*FOLDERS, "bm25s", "icu4py"} - {"rag-windows"}
     environment.python(ASKS)
+    told = environment.python(
+        "import rag_windows\n"
+        "try:\n    import rag_windows_retrievers\n"
+        "except rag_windows.MissingExtraError as error:\n    print(error)\n"
+    )
+    asked = "ask", "What does Zelwick Academy make?", "--json"
+    for done in (environment.command(*asked), environment.command("--version")):
+        assert (done.returncode, done.stdout) == (2, "")
+        told += done.stderr
+    assert [line.partition("; ")[2] for line in told.splitlines()] == [f"run: {install('cli')}"] * 3
+
+    environment.install("rag-windows[cli]")
+    assert not environment.installed() & {*FOLDERS} - {"rag-windows"}
     assert environment.command("--version").stdout.strip() == rag_windows.__version__
+    assert json.loads(environment.command(*asked).stdout)["answer"] == "cheese"
     assert environment.python(IMPORTS) == ""
 
     folder = environment.folder
@@ -169,7 +185,7 @@ def test_rag_windows_alone(fresh: Callable[..., Environment]) -> None:
     (folder / "adapter").mkdir()
     adapter = {"peft_type": "LORA", "base_model_name_or_path": "tiny-reader"}
     (folder / "adapter" / "adapter_config.json").write_text(json.dumps(adapter))
-    assert {*LACKS, *ADAPTERS} == {*project()["optional-dependencies"]}
+    assert {"cli", *LACKS, *ADAPTERS} == {*project()["optional-dependencies"]}
     calls = {extra: code for extra, code in LACKS.items() if isinstance(code, str)}
     told = environment.python(
         "import rag_windows, rag_windows_retrievers\n"
@@ -201,9 +217,11 @@ def test_the_langchain_adapter_alone(fresh: Callable[..., Environment]) -> None:
         "import langchain_rag_windows, rag_windows\n"
         "try:\n    langchain_rag_windows.RagWindowsMiddleware\n"
         "except rag_windows.MissingExtraError as error:\n    print(error)\n"
+        "try:\n    import langchain_rag_windows.retrievers\n"
+        "except rag_windows.MissingExtraError as error:\n    print(error)\n"
     )
-    assert 'run: pip install "rag-windows[langchain]"' in told
-    assert len(told.splitlines()) == 1
+    commands = [line.partition("; run: ")[2] for line in told.splitlines()]
+    assert commands == [install("langchain"), install("cli")]
 
 
 def test_the_llama_index_adapters_alone(fresh: Callable[..., Environment]) -> None:

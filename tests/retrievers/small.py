@@ -20,6 +20,7 @@ from rag_windows_retrievers import (
     ConversationalRetriever,
     DenseRetriever,
     HybridRetriever,
+    Index,
     Progress,
     Reranker,
     Retriever,
@@ -103,12 +104,21 @@ def save_cross_encoder(folder: Path, *, outputs: int = 1) -> Path:
     return folder
 
 
+def indexed(folder: Path, encoder: WordEncoder | None) -> Index:
+    """An index on disk that holds the corpus."""
+    made = Index(folder / "index", encoder)
+    made.add_passages(CORPUS)
+    return made
+
+
 MADE: dict[str, Callable[[Path], Retriever]] = {
     "bm25": lambda _: BM25Retriever(CORPUS),
     "dense": lambda _: DenseRetriever(CORPUS, WordEncoder()),
     "hybrid": lambda _: HybridRetriever(
         [BM25Retriever(CORPUS), DenseRetriever(CORPUS, WordEncoder())]
     ),
+    "index": lambda folder: indexed(folder, None),
+    "index with vectors": lambda folder: indexed(folder, WordEncoder()),
     "conversational": lambda _: ConversationalRetriever(BM25Retriever(CORPUS)),
     "reranker": lambda folder: Reranker(
         DenseRetriever(CORPUS, WordEncoder()), save_cross_encoder(folder), device="cpu"

@@ -15,6 +15,7 @@ from rag_windows import InputError, MissingExtraError, ModelLoadError, Passage, 
 from rag_windows_retrievers import (
     DenseRetriever,
     Document,
+    Index,
     SentenceEncoder,
     TokenBudget,
     split_document,
@@ -68,12 +69,12 @@ def test_threads_share_it(encoder: SentenceEncoder) -> None:
 def test_half_precision_is_the_same_model_and_other_weights_are_not(
     encoder: SentenceEncoder, tmp_path: Path
 ) -> None:
-    DenseRetriever([Passage("text")], encoder).save(tmp_path)
+    Index(tmp_path, encoder).add_passages([Passage("text", id="a")])
     half = SentenceTransformer(str(get_model_path()), device="cpu").bfloat16()
-    assert DenseRetriever.load(tmp_path, half).retrieve("text")
+    assert Index(tmp_path, half).retrieve("text")
     dict(half.named_parameters())[WEIGHT].data *= 1.2
     with pytest.raises(RetrievalError, match="not by"):
-        DenseRetriever.load(tmp_path, half)
+        Index(tmp_path, half)
 
 
 def test_a_model_made_for_dot_products_keeps_its_lengths() -> None:

@@ -22,6 +22,7 @@ import pytest
 
 from tests.blackbox.cli.conftest import QUESTION, write_documents
 from tests.blackbox.conftest import ROOT, Process
+from tests.test_repository import pyproject
 
 DEADLINE = 240.0
 HEAVY = {"torch", "transformers", "accelerate", "pandas", "sklearn", "sympy"}
@@ -73,6 +74,42 @@ def test_without_any_extra_the_command_answers_and_prints_json_alone(python: Pro
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert json.loads(done.stdout)["answer"] == "cheese"
+
+
+SCRIPT = pyproject()["project"]["scripts"]["rag-windows"]
+NEEDS_CLI = r'needs .*, which (is|are) not installed; run: pip install "rag-windows\[cli\]"'
+
+
+@pytest.mark.parametrize("package", ["bm25s", "charset_normalizer", "rich", "typer"])
+@pytest.mark.parametrize(
+    "start",
+    [
+        f"from importlib.metadata import EntryPoint\nEntryPoint('', {SCRIPT!r}, '').load()()",
+        "import runpy\nrunpy.run_module('rag_windows.cli', run_name='__main__')",
+    ],
+    ids=["script", "module"],
+)
+def test_without_its_extra_the_command_is_one_line_about_it(
+    start: str, package: str, python: Process
+) -> None:
+    done = python(
+        f"import sys\nsys.modules[{package!r}] = None\n"
+        f"sys.argv = ['rag-windows', 'ask', 'What does Zelwick Academy make?']\n{start}"
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    (line,) = done.stderr.splitlines()
+    assert re.fullmatch(f"Error: The command rag-windows {NEEDS_CLI}", line)
+
+
+@pytest.mark.parametrize("package", ["bm25s", "charset_normalizer"])
+def test_without_the_extra_the_retrievers_name_it(package: str, python: Process) -> None:
+    done = python(
+        f"import sys\nsys.modules[{package!r}] = None\nfrom rag_windows import MissingExtraError\n"
+        "try:\n    from rag_windows_retrievers import BM25Retriever\n"
+        "except MissingExtraError as error:\n    print(error)"
+    )
+    assert done.returncode == 0, done.stderr
+    assert re.fullmatch(f"rag_windows_retrievers {NEEDS_CLI}\n", done.stdout)
 
 
 @pytest.mark.parametrize(
