@@ -14,8 +14,8 @@ FOLDER_VARIABLE = "RAG_WINDOWS_CACHE_DIR"
 INDEXES = "index"
 """The folder of indexes inside that of the cache."""
 
-_KEPT = re.compile("[0-9a-f]{32}")
-"""Names of the indexes that commands keep of documents by themselves."""
+_AUTOMATIC = re.compile("[0-9a-f]{32}")
+"""Names of the indexes that commands make of --docs by themselves."""
 
 
 def default_folder() -> Path:
@@ -46,9 +46,9 @@ def in_home(path: str | Path) -> Path:
     return Path(found)
 
 
-def kept_indexes(folder: Path) -> list[Path]:
-    """The indexes beside a cache that commands keep of documents by themselves."""
+def automatic_indexes(folder: Path) -> list[Path]:
+    """The indexes beside a cache that commands made of --docs by themselves."""
     try:
-        return sorted(one for one in (folder / INDEXES).iterdir() if _KEPT.fullmatch(one.name))
+        return sorted(one for one in (folder / INDEXES).iterdir() if _AUTOMATIC.fullmatch(one.name))
     except OSError:
         return []

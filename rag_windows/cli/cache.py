@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from pydantic import ByteSize
 
-from rag_windows.cache.folder import kept_indexes
+from rag_windows.cache.folder import automatic_indexes
 from rag_windows.cli import options
 from rag_windows.cli.options import (
     LoadOptions,
@@ -134,11 +134,11 @@ def verify(
 def clear(
     cache_dir: options.CacheDir = None, shared: Store = None, json: options.Json = False
 ) -> None:
-    """Remove all windows of all models, and the indexes that are kept of --docs."""
+    """Remove all windows of all models, and the indexes of --docs in the cache folder."""
     with _open(cache_dir, shared) as opened:
         removed = _held(opened)["entries"]
         opened.clear()
-        indexes = [] if opened.path is None else kept_indexes(opened.path)
+        indexes = [] if opened.path is None else automatic_indexes(opened.path)
         for one in indexes:
             shutil.rmtree(one, ignore_errors=True)
     line = f"{removed} windows removed."

@@ -13,7 +13,7 @@ import typer
 from pydantic import ByteSize
 from rich.table import Column
 
-from rag_windows.cache.folder import kept_indexes
+from rag_windows.cache.folder import automatic_indexes
 from rag_windows.cli import options
 from rag_windows.cli.options import index_folder, make_private, quieten, tell_left_out
 from rag_windows.cli.render import (
@@ -158,8 +158,8 @@ def remove(
             "it there."
         )
     if json:
-        told = {"folder": str(opened.folder), "documents": removed, "passages": len(passages)}
-        write_json({**told, "windows": windows, "left": left, "elsewhere": elsewhere})
+        what = {"folder": str(opened.folder), "documents": removed, "passages": len(passages)}
+        write_json({**what, "windows": windows, "left": left, "elsewhere": elsewhere})
     else:
         counts = {"documents": len(removed), "passages": len(passages), "windows": windows}
         shown = ", ".join(_number(count, name) for name, count in counts.items())
@@ -227,7 +227,7 @@ def _elsewhere(folder: Path, indexes: Path, texts: Collection[str]) -> list[str]
     from rag_windows_retrievers import open_index
 
     found = []
-    for one in (indexes / DEFAULT, *kept_indexes(indexes.parent)) if texts else ():
+    for one in (indexes / DEFAULT, *automatic_indexes(indexes.parent)) if texts else ():
         with suppress(RetrievalError):  # none, or one that nobody can read
             if one.resolve() != folder.resolve() and open_index(one).documents_with(texts):
                 found.append(str(one))
@@ -250,17 +250,17 @@ def status(
         paths, model = opened.roots(), opened.model_name
     size = opened.nbytes
     if json:
-        told: dict[str, Any] = {"folder": str(opened.folder), "documents": len(listed)}
-        told |= {"passages": passages, "bytes": size, "embedder": model, "paths": paths}
-        told["skipped"] = [asdict(one) for one in skipped]
+        shown: dict[str, Any] = {"folder": str(opened.folder), "documents": len(listed)}
+        shown |= {"passages": passages, "bytes": size, "embedder": model, "paths": paths}
+        shown["skipped"] = [asdict(one) for one in skipped]
         if documents:
-            told["contents"] = [asdict(one) for one in listed]
-        write_json(told)
+            shown["contents"] = [asdict(one) for one in listed]
+        write_json(shown)
         return
-    shown = ByteSize(size).human_readable(separator=" ")
+    stored = ByteSize(size).human_readable(separator=" ")
     show(
         f"{opened.folder}: {_number(len(listed), 'documents')} with "
-        f"{_number(passages, 'passages')}, {shown}."
+        f"{_number(passages, 'passages')}, {stored}."
     )
     show(f"Embedding model: {model or 'none, passages are found by words'}.")
     for path in paths:

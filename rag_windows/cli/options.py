@@ -678,11 +678,11 @@ def how_many(corpus: Corpus) -> int:
 
 
 def _index(search: SearchOptions, model: LoadOptions) -> Index | None:
-    """The index that is named, or that is kept of --docs; None where there shall be none."""
+    """The index that is named, or that of --docs in the cache folder; None for none."""
     check_documents(search, model.model)
     if search.index is not None:
         return _up_to_date(search, Path(search.index))
-    folder = _kept_index(search, model) if search.docs else None
+    folder = _automatic_index(search, model) if search.docs else None
     if folder is None:
         return None
     try:
@@ -739,8 +739,8 @@ def load_embedder(name: str) -> Encoder:
         return SentenceEncoder(name)
 
 
-def _kept_index(search: SearchOptions, model: LoadOptions) -> Path | None:
-    """Where the index of --docs is kept for the next question; None where nothing is written.
+def _automatic_index(search: SearchOptions, model: LoadOptions) -> Path | None:
+    """Where the index of --docs lies for the next question; None where nothing is written.
 
     Labels of files are relative to the working directory, so that each has an index of its own.
     """
@@ -820,10 +820,10 @@ def default_instruction(model: str) -> str | None:
 def check_documents(search: SearchOptions, model: str | None) -> None:
     """Refuse documents without a model that could answer over them."""
     if (search.docs or search.index is not None) and model is None:
+        needed = "--docs needs a model." if search.docs else "--index needs a model."
         unnamed = InputError(
-            f"{'--docs' if search.docs else '--index'} needs a model. Name one with --model or in "
-            "RAG_WINDOWS_MODEL: a local folder or a name on the Hub, such as "
-            "Qwen/Qwen2.5-1.5B-Instruct."
+            f"{needed} Name one with --model or in RAG_WINDOWS_MODEL: a local folder or a name on "
+            "the Hub, such as Qwen/Qwen2.5-1.5B-Instruct."
         )
         unnamed.add_note(
             "The shipped tiny-reader can answer over the sample corpus only; to use it all the "

@@ -422,7 +422,7 @@ class Index:
     def remove(self, ids: Collection[str] | str) -> Changes:
         """Remove documents by id, or files by their label, for good.
 
-        A file that is still in its folder stays out until `follow` is told to take it again.
+        A file that is still in its folder stays out until `follow` takes it with ``again=True``.
         """
         names = [ids] if isinstance(ids, str) else list(ids)
         with self._writing() as connection:
