@@ -17,7 +17,8 @@ from rag_windows import loading
 from rag_windows.batching.questions import answer_all, checked, stream
 from rag_windows.batching.scheduler import Scheduler, shared_scheduler
 from rag_windows.cache.encoder import CachedEncoder
-from rag_windows.cache.passage_cache import PassageCache, Size, in_home
+from rag_windows.cache.folder import in_home
+from rag_windows.cache.passage_cache import PassageCache, Size
 from rag_windows.calibration import Example, Profile
 from rag_windows.calibration.compare import KEEP_BYTES, By, Metric, OnProgress, compare
 from rag_windows.codebook.book import OnPrepared, PassageBook

@@ -32,6 +32,7 @@ from rag_windows.cache.entry_file import (
     read_entry,
     write_image,
 )
+from rag_windows.cache.folder import INDEXES
 from rag_windows.cache.keys import check_key, is_key
 from rag_windows.cache.tier import Outcome, Tier
 from rag_windows.cache.weight_sums import FOLDER as WEIGHTS
@@ -351,7 +352,7 @@ class DiskTier(Tier):
                 "path that does not exist yet."
             ) from error
         # Earlier versions put damaged files aside. A folder with other things is left as it is.
-        own = {*map(os.path.basename, self._folders), WEIGHTS, "quarantine"}
+        own = {*map(os.path.basename, self._folders), WEIGHTS, INDEXES, "quarantine"}
         if stat.S_IMODE(os.stat(self.path).st_mode) != 0o700 and {*os.listdir(self.path)} <= own:
             with contextlib.suppress(OSError):  # read-only, or another user's
                 os.chmod(self.path, 0o700)

@@ -9,7 +9,6 @@ import logging
 import os
 import re
 import shutil
-import sys
 import threading
 import time
 import warnings
@@ -27,6 +26,7 @@ from pydantic import ByteSize, TypeAdapter, ValidationError
 from rag_windows.cache.arena import ArenaTier
 from rag_windows.cache.codec import EXACT, Entry, check_store
 from rag_windows.cache.disk import LOCKS_WORK, MOST_LABELS, DiskTier
+from rag_windows.cache.folder import FOLDER_VARIABLE, default_folder, in_home
 from rag_windows.cache.keys import is_key, label_digest, salt_key
 from rag_windows.cache.memory import MemoryTier, to_host
 from rag_windows.cache.shared import SharedTier, StoreReading
@@ -42,8 +42,6 @@ Size = int | str
 
 DEFAULT_DISK = "50GiB"
 """Taken where a path is given but no size, and at most by `cache=True`."""
-
-FOLDER_VARIABLE = "RAG_WINDOWS_CACHE_DIR"
 
 _MEMORY_SHARE, _DISK_SHARE = 0.25, 0.2  # of what is free; what `cache=True` takes
 _WAITING_SHARE, _LEAST_WAITING = 0.25, 256 << 20  # to be written: of the memory tier; at least
@@ -97,34 +95,6 @@ def free_disk(path: Path) -> int:
         with contextlib.suppress(OSError):
             return shutil.disk_usage(folder).free
     return 0
-
-
-def default_folder() -> Path:
-    """``RAG_WINDOWS_CACHE_DIR``, else a folder in the platform's cache folder; not created here.
-
-    Raises:
-        CacheError: it would lie in the user's home folder, and there is none.
-    """
-    if chosen := os.environ.get(FOLDER_VARIABLE):
-        return in_home(chosen)
-    xdg = os.environ.get("XDG_CACHE_HOME", "")
-    if sys.platform == "darwin":
-        base = in_home("~/Library/Caches")
-    else:  # the specification wants an absolute path
-        base = Path(xdg) if os.path.isabs(xdg) else in_home("~/.cache")
-    return base / "rag-windows" / "windows"
-
-
-def in_home(path: str | Path) -> Path:
-    """The path, ``~`` in front of it replaced; CacheError if the system knows no such home."""
-    # Where there is no home, os.path leaves ~ as it is; HOME may be relative.
-    found = os.path.expanduser(path)
-    if str(path).startswith("~") and not os.path.isabs(found):
-        raise CacheError(
-            f"The cache's folder {str(path)!r} can't be found, as there is no such home folder. "
-            f"Set HOME to one, or name a whole path in {FOLDER_VARIABLE}."
-        )
-    return Path(found)
 
 
 @functools.cache
@@ -366,6 +336,15 @@ class PassageCache:
 
         self._drop(find, lambda tier: tier.remove(keys), every_tenant=every_tenant)
         return len(keys)
+
+    def windows_of(self, ids: Collection[str] | str) -> int:
+        """How many windows of some passages or documents there are, as `invalidate` finds them.
+
+        Raises:
+            CacheError: the shared store can't be asked.
+        """
+        named = self.digests(ids)
+        return len({key for tier in self._tiers() for key in tier.keys_with(named)})
 
     def remove(self, keys: Collection[str]) -> None:
         """Remove entries by their keys from every tier."""

@@ -23,7 +23,7 @@ from rag_windows.visible_text import encodable, one_line, visible
 
 if TYPE_CHECKING:
     from rag_windows import Citation, Generation, Usage, WindowedLM
-    from rag_windows_retrievers import BM25Retriever
+    from rag_windows.cli.options import Corpus
 
 
 _HELP = "/clear starts a new conversation, /exit or Ctrl-D ends the chat."
@@ -95,7 +95,7 @@ def ask(
             f"The question {question!r} is the name of a file. Put --docs before each file, and "
             "the question in quotes."
         )
-    passages = options.open_corpus(search, model.model).retrieve(question, search.top_k)
+    passages = options.open_corpus(search, model).retrieve(question, search.top_k)
     with options.loaded_model(model) as lm:
         _reply(lm, model.name, answer, question, passages, [])
     if model.model is None and not answer.json:
@@ -107,7 +107,7 @@ def chat(*, search: SearchOptions, model: LoadOptions, answer: AnswerOptions) ->
     """Answer questions over documents in a conversation: one question a line, /exit ends it."""
     from rag_windows.prompt.conversation import search_text
 
-    retriever = options.open_corpus(search, model.model)
+    retriever = options.open_corpus(search, model)
     # A process may be started without any standard input.
     interactive = sys.stdin is not None and sys.stdin.isatty()
     dialogue: list[Mapping[str, str]] = []
@@ -115,7 +115,7 @@ def chat(*, search: SearchOptions, model: LoadOptions, answer: AnswerOptions) ->
         if interactive:
             if model.model is None:
                 render.tell(options.SAMPLE_MODEL)
-            render.tell(f"{len(retriever.passages)} passages, {model.name}. {_HELP}")
+            render.tell(f"{options.how_many(retriever)} passages, {model.name}. {_HELP}")
         for line in _typed() if interactive else sys.stdin or ():
             question = encodable(line).strip()
             if question == "/exit":
@@ -360,7 +360,7 @@ def demo(
     verbose: options.Verbose = False,
 ) -> None:
     """Answer three questions over the sample corpus, first sequentially, then with windows."""
-    retriever = options.open_corpus(SearchOptions(), None)
+    retriever = options.open_corpus(SearchOptions(), LoadOptions())
     tasks = json_format.loads((samples_path() / "demo.json").read_text(encoding="utf-8"))
     asked = LoadOptions(model=model, device=device, no_cache=True, verbose=verbose)
     rows: list[dict[str, Any]] = []
@@ -382,7 +382,7 @@ def demo(
 
 
 def _answer(
-    lm: WindowedLM, name: str, retriever: BM25Retriever, task: dict[str, Any], method: str
+    lm: WindowedLM, name: str, retriever: Corpus, task: dict[str, Any], method: str
 ) -> dict[str, Any]:
     """What a method makes of a question; the fastest of several runs."""
     from rag_windows.calibration.words import contains

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from pydantic import ByteSize
 
+from rag_windows.cache.folder import automatic_indexes
 from rag_windows.cli import options
 from rag_windows.cli.options import (
     LoadOptions,
@@ -53,7 +55,7 @@ def stats(
 
 
 @options.spreading(
-    without=("top_k", "method", "profile", "rag_temperature", "rag_scale", "no_cache")
+    without=("top_k", "embedder", "method", "profile", "rag_temperature", "rag_scale", "no_cache")
 )
 def warm(
     *,
@@ -72,7 +74,7 @@ def warm(
         done = _warm_over_ray(search, model, system, over)
         warmed, unwritten = done.warmed, done.unwritten
     else:
-        passages = read_passages(search, model.model)
+        passages = read_passages(search, model)
         with loaded_model(model) as lm, progress("Encoding the passages") as counted:
             counted(0, len(passages))
             prefix = options.instruction(system, model.name, lm)
@@ -132,11 +134,17 @@ def verify(
 def clear(
     cache_dir: options.CacheDir = None, shared: Store = None, json: options.Json = False
 ) -> None:
-    """Remove all windows of all models."""
+    """Remove all windows of all models, and the indexes of --docs in the cache folder."""
     with _open(cache_dir, shared) as opened:
         removed = _held(opened)["entries"]
         opened.clear()
-    _print(json, f"{removed} windows removed.", {"removed": removed})
+        indexes = [] if opened.path is None else automatic_indexes(opened.path)
+        for one in indexes:
+            shutil.rmtree(one, ignore_errors=True)
+    line = f"{removed} windows removed."
+    if indexes:
+        line = f"{removed} windows and {len(indexes)} indexes of documents removed."
+    _print(json, line, {"removed": removed, "indexes": len(indexes)})
 
 
 @cache.command()

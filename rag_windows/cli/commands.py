@@ -15,6 +15,7 @@ from rag_windows.cli import options, render
 from rag_windows.cli.ask import ask, chat, demo
 from rag_windows.cli.cache import cache, warm
 from rag_windows.cli.compare import compare
+from rag_windows.cli.index import indexes
 from rag_windows.cli.options import LoadOptions, count, option
 from rag_windows.errors import MissingExtraError, install
 from rag_windows.visible_text import encodable, one_line
@@ -181,5 +182,6 @@ def methods(json: options.Json = False) -> None:
 
 
 app.add_typer(cache, name="cache")
+app.add_typer(indexes, name="index")
 for entry in sorted(entry_points(group="rag_windows.commands"), key=lambda entry: entry.name):
     entry.load()(app)

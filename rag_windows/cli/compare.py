@@ -82,7 +82,7 @@ def compare(
     named = None if methods is None else names_in(methods)
     for one in (*(named or ()), *([grid] if grid else ())):
         resolve(one)
-    given = _examples(search, model.model, questions, limit)
+    given = _examples(search, model, questions, limit)
     with options.loaded_model(model) as lm, render.progress("Comparing") as counted:
         profile = lm.compare(
             given,
@@ -108,16 +108,17 @@ def compare(
 
 
 def _examples(
-    search: SearchOptions, model: str | None, path: str | None, limit: int
+    search: SearchOptions, model: LoadOptions, path: str | None, limit: int
 ) -> list[Example]:
     """The questions, with retrieved passages where they bring none."""
     from rag_windows.calibration import Example, read_examples
 
     if path is not None:
         examples = read_examples(path)
-    elif search.docs:
+    elif search.docs or search.index is not None:
+        named = "--docs" if search.docs else "--index"
         raise InputError(
-            "A comparison needs questions about the documents of --docs. Give them with "
+            f"A comparison needs questions about the documents of {named}. Give them with "
             "--questions."
         )
     else:
@@ -129,7 +130,7 @@ def _examples(
     bare = [place for place, one in enumerate(examples) if not one.passages]
     if not bare:
         return examples
-    if path is not None and not search.docs:
+    if path is not None and not search.docs and search.index is None:
         raise InputError(
             f"Question {bare[0] + 1} of {path!r} has no passages. Give it passages, or name "
             "documents to retrieve them from with --docs."

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import gc
+import hashlib
 import importlib
 import inspect
 import json
@@ -20,21 +21,29 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, get_origin, get_type_hints
 from urllib.parse import urlsplit
 from urllib.request import getproxies
 
 import typer
 from pydantic import ValidationError
 
+from rag_windows.cache.folder import INDEXES, default_folder, in_home
 from rag_windows.cli.render import Counted, progress, tell
-from rag_windows.errors import CacheError, DocumentError, InputError, MethodError, require
+from rag_windows.errors import (
+    CacheError,
+    DocumentError,
+    InputError,
+    MethodError,
+    RetrievalError,
+    require,
+)
 from rag_windows.samples import samples_path
 from rag_windows.visible_text import encodable
 
 if TYPE_CHECKING:
     from rag_windows import Method, Passage, PassageCache, WindowedLM
-    from rag_windows_retrievers import BM25Retriever, Skipped
+    from rag_windows_retrievers import Encoder, Index, Retriever, Skipped
     from rag_windows_server.fleet import FleetOptions
 
 
@@ -88,7 +97,22 @@ LinkChoose = Annotated[
         "or its last token, attends most.",
     ),
 ]
-PassageWords = Annotated[int, count("Approximate length of a passage in words.")]
+DEFAULT_PASSAGE_WORDS = 120
+PassageWords = Annotated[
+    int | None,
+    count(
+        f"Approximate length of a passage in words. Default: {DEFAULT_PASSAGE_WORDS}, and that of "
+        "an index which exists."
+    ),
+]
+Embedder = Annotated[
+    str | None,
+    option(
+        "MODEL",
+        "Find passages by meaning, too, with this model of sentence-transformers: a local folder "
+        "or a name on the Hub.",
+    ),
+]
 System = Annotated[
     str | None,
     option(
@@ -120,6 +144,8 @@ Shared = Annotated[
     str | None,
     option("URL", "Store of passages that machines share: a folder, or s3://bucket/prefix."),
 ]
+Strict = Annotated[bool, flag("--strict", "Stop with an error if a file can't be read.")]
+TopK = Annotated[int, count("Number of passages to retrieve.")]
 Json = Annotated[bool, flag("--json", "Print one JSON object and nothing else.")]
 Verbose = Annotated[
     bool, flag("--verbose", "Show the libraries' warnings, logs and progress bars.")
@@ -186,9 +212,18 @@ class SearchOptions:
             "Default: the sample corpus.",
         ),
     ] = None
-    strict: Annotated[bool, flag("--strict", "Stop with an error if a file can't be read.")] = False
-    top_k: Annotated[int, count("Number of passages to retrieve.")] = 8
-    passage_words: PassageWords = 120
+    index: Annotated[
+        str | None,
+        option(
+            "DIR",
+            "Folder of an index, see rag-windows index; with --docs it is brought up to date with "
+            "them first. Default, with --docs: one for these documents in the cache folder.",
+        ),
+    ] = None
+    embedder: Embedder = None
+    strict: Strict = False
+    top_k: TopK = 8
+    passage_words: PassageWords = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +234,7 @@ class LoadOptions:
         str | None,
         option(
             "MODEL",
-            "A local folder or a name on the Hub. Default, without --docs: the shipped "
+            "A local folder or a name on the Hub. Default, without --docs and --index: the shipped "
             "tiny-reader, which can answer over the sample corpus only.",
             envvar="RAG_WINDOWS_MODEL",
         ),
@@ -253,9 +288,13 @@ class LoadOptions:
         bool,
         flag("--shared-apart", "Give each tenant a folder of its own in the shared store."),
     ] = False
-    no_cache: Annotated[bool, flag("--no-cache", "Neither read nor write the passage cache.")] = (
-        False
-    )
+    no_cache: Annotated[
+        bool,
+        flag(
+            "--no-cache",
+            "Neither read nor write the passage cache, and keep no index of --docs in its folder.",
+        ),
+    ] = False
     verbose: Verbose = False
     cache_memory: str | None = None
     """Size of a cache in memory alone, in place of the one on disk."""
@@ -399,6 +438,11 @@ def loaded_model(model: LoadOptions) -> Iterator[WindowedLM]:
 
 def fleet_options(search: SearchOptions, model: LoadOptions, **more: Any) -> FleetOptions:
     """The same model and documents for readers on other machines; further arguments are theirs."""
+    if search.index is not None or search.embedder is not None:
+        raise InputError(
+            "The processes of a fleet read --docs themselves and find passages by words, so "
+            "--index and --embedder can't be given. Name the documents with --docs alone."
+        )
     quieten(model.verbose)
     require("A fleet", "rag-windows-server", "ray", extra="fleet")
     from rag_windows.integration import describe
@@ -417,7 +461,7 @@ def fleet_options(search: SearchOptions, model: LoadOptions, **more: Any) -> Fle
             max_window_tokens=model.max_window_tokens,
             template_kwargs=model.template_kwargs,
             docs=tuple(map(_anywhere, search.docs or ())),
-            passage_words=search.passage_words,
+            passage_words=search.passage_words or DEFAULT_PASSAGE_WORDS,
             cache_dir=None if model.no_cache else model.cache_dir and _anywhere(model.cache_dir),
             shared=None if model.no_cache else model.shared and _anywhere(model.shared),
             shared_wait=model.shared_wait,
@@ -576,18 +620,171 @@ def _notice_missing_network() -> None:
         constants.HF_HUB_OFFLINE = True
 
 
-def open_corpus(search: SearchOptions, model: str | None) -> BM25Retriever:
-    """An index over the documents' passages; what was not read is reported."""
-    passages = read_passages(search, model)
-    from rag_windows_retrievers import BM25Retriever
+class Corpus(Protocol):
+    """Documents' passages, and what finds them."""
+
+    @property
+    def passages(self) -> Sequence[Passage]:
+        """All of them."""
+
+    def retrieve(self, query: str, k: int = ...) -> list[Passage]:
+        """The best ones; see `rag_windows_retrievers.Retriever`."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Fused:
+    """A corpus in memory that is searched in two ways."""
+
+    passages: Sequence[Passage]
+    both: Retriever
+
+    def retrieve(self, query: str, k: int = 8) -> list[Passage]:
+        return self.both.retrieve(query, k)
+
+
+def open_corpus(search: SearchOptions, model: LoadOptions) -> Corpus:
+    """What finds the documents' passages; what was not read is reported.
+
+    It is an index on disk, of which only files that have changed are read, but for the samples and
+    where nothing may be written.
+    """
+    index = _index(search, model)
+    if index is not None:
+        return index
+    passages = _read_passages(search)
+    from rag_windows_retrievers import BM25Retriever, DenseRetriever, HybridRetriever
 
     with progress("Indexing passages"):
-        return BM25Retriever(passages)
+        words = BM25Retriever(passages)
+    if search.embedder is None:
+        return words
+    encoder = load_embedder(search.embedder)
+    with progress("Embedding passages") as counted:
+        meaning = DenseRetriever(passages, encoder, progress=counted)
+    return _Fused(words.passages, HybridRetriever([words, meaning]))
 
 
-def read_passages(search: SearchOptions, model: str | None) -> tuple[Passage, ...]:
+def read_passages(search: SearchOptions, model: LoadOptions) -> Sequence[Passage]:
     """The documents' passages; what was not read is reported."""
-    check_documents(search, model)
+    index = _index(search, model)
+    return _read_passages(search) if index is None else index.passages
+
+
+def how_many(corpus: Corpus) -> int:
+    """The number of a corpus' passages, of which none is read for it from an index."""
+    from rag_windows_retrievers import Index
+
+    return len(corpus) if isinstance(corpus, Index) else len(corpus.passages)
+
+
+def _index(search: SearchOptions, model: LoadOptions) -> Index | None:
+    """The index that is named, or that of --docs in the cache folder; None for none."""
+    check_documents(search, model.model)
+    if search.index is not None:
+        return _up_to_date(search, Path(search.index))
+    folder = _automatic_index(search, model) if search.docs else None
+    if folder is None:
+        return None
+    try:
+        return _up_to_date(search, folder)
+    except RetrievalError as error:
+        if model.cache_dir is not None:
+            raise
+        # An answer needs no index on disk.
+        tell(f"Note: The documents are read again for each question. {error}")
+        return None
+
+
+def _up_to_date(search: SearchOptions, folder: Path) -> Index:
+    """An index that holds what --docs hold now, beside what it had; opened as it is without."""
+    from rag_windows_retrievers import Index, open_index
+    from rag_windows_retrievers.documents import no_text
+
+    if not search.docs:
+        return with_embedder(open_index(folder), search.embedder)
+    with progress("Reading documents") as counted:
+        index = Index(folder, words=search.passage_words)
+        changes = index.follow(
+            search.docs, progress=lambda done, whole: counted(done, whole, "files")
+        )
+    if not len(index):
+        raise no_text(search.docs, changes.skipped)
+    tell_left_out(changes.skipped, strict=search.strict)
+    return with_embedder(index, search.embedder)
+
+
+def with_embedder(index: Index, embedder: str | None) -> Index:
+    """The index, searched by meaning, too; passages without a vector get one."""
+    if embedder is None:
+        if (made_by := index.model_name) is not None:
+            tell(
+                f"Note: Passages are found by words only. The index holds vectors of {made_by}; "
+                "name that model with --embedder to find them by meaning, too."
+            )
+        return index
+    from rag_windows_retrievers import Index
+
+    encoder = load_embedder(embedder)
+    index.close()
+    with progress("Embedding passages") as counted:
+        return Index(index.folder, encoder, progress=counted)
+
+
+def load_embedder(name: str) -> Encoder:
+    """A model of sentence-transformers, from a local folder or the Hub."""
+    from rag_windows_retrievers import SentenceEncoder
+
+    quieten(verbose=False)
+    with progress(f"Loading {name}") as counted, reported_instead_of_bars(counted):
+        return SentenceEncoder(name)
+
+
+def _automatic_index(search: SearchOptions, model: LoadOptions) -> Path | None:
+    """Where the index of --docs lies for the next question; None where nothing is written.
+
+    Labels of files are relative to the working directory, so that each has an index of its own.
+    """
+    if model.no_cache:
+        return None
+    named, words = search.embedder, search.passage_words or DEFAULT_PASSAGE_WORDS
+    try:
+        asked = [
+            os.getcwd(),
+            [_anywhere(os.path.expanduser(one)) for one in search.docs or ()],
+            words,
+            _anywhere(named) if named is not None and os.path.exists(named) else named,
+        ]
+        folder = (
+            index_folder(model.cache_dir)
+            / hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:32]
+        )
+        make_private(folder)
+    except CacheError as error:
+        if model.cache_dir is not None:
+            raise
+        tell(f"Note: The documents are read again for each question. {error}")
+        return None
+    return folder
+
+
+def index_folder(cache_dir: str | None) -> Path:
+    """The folder of indexes, inside that of the passage cache."""
+    return (default_folder() if cache_dir is None else in_home(cache_dir)) / INDEXES
+
+
+def make_private(folder: Path) -> None:
+    """Make a folder of `index_folder` for this user only."""
+    try:
+        for one in (folder.parent.parent, folder.parent, folder):
+            one.mkdir(0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise CacheError(
+            f"The folder {folder.parent.parent} can't be used ({error.strerror}). Name another one "
+            "with --cache-dir or RAG_WINDOWS_CACHE_DIR."
+        ) from error
+
+
+def _read_passages(search: SearchOptions) -> tuple[Passage, ...]:
     from rag_windows_retrievers import load_documents, split_documents
 
     with progress("Reading documents"):
@@ -596,7 +793,8 @@ def read_passages(search: SearchOptions, model: str | None) -> tuple[Passage, ..
         else:
             sample = samples_path() / "corpus"
             loaded = load_documents([sample], root=sample)
-        passages = split_documents(loaded.documents, words=search.passage_words)
+        words = search.passage_words or DEFAULT_PASSAGE_WORDS
+        passages = split_documents(loaded.documents, words=words)
     tell_left_out(loaded.skipped, strict=search.strict)
     return passages
 
@@ -621,10 +819,11 @@ def default_instruction(model: str) -> str | None:
 
 def check_documents(search: SearchOptions, model: str | None) -> None:
     """Refuse documents without a model that could answer over them."""
-    if search.docs and model is None:
+    if (search.docs or search.index is not None) and model is None:
+        needed = "--docs needs a model." if search.docs else "--index needs a model."
         unnamed = InputError(
-            "--docs needs a model. Name one with --model or in RAG_WINDOWS_MODEL: a local folder "
-            "or a name on the Hub, such as Qwen/Qwen2.5-1.5B-Instruct."
+            f"{needed} Name one with --model or in RAG_WINDOWS_MODEL: a local folder or a name on "
+            "the Hub, such as Qwen/Qwen2.5-1.5B-Instruct."
         )
         unnamed.add_note(
             "The shipped tiny-reader can answer over the sample corpus only; to use it all the "

@@ -272,7 +272,8 @@ def _here(name: str, root: Path, opened: set[str]) -> Iterator[DocumentFile | Sk
             folders[:] = [one for one in folders if not one.startswith(".")]
             paths += [Path(folder, one) for one in files]
         for refused in errors if top.is_dir() else ():
-            yield Skipped(_encodable(str(refused.filename)), _reason(refused), problem=True)
+            label = Path(os.path.relpath(refused.filename, root)).as_posix()
+            yield Skipped(_encodable(label), _reason(refused), problem=True)
         for path in sorted(paths) if top.is_dir() else [top]:
             label = _encodable(Path(os.path.relpath(path, root)).as_posix())
             explicit = named and path is top

@@ -16,6 +16,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -29,6 +30,7 @@ from rag_windows.errors import InputError, RetrievalError, require
 from rag_windows.passage import NEIGHBOURS
 from rag_windows.threads import Lock, in_children
 from rag_windows_retrievers.documents import (
+    READERS,
     Document,
     DocumentFile,
     Skipped,
@@ -268,6 +270,30 @@ class Index:
                 found += [number for (number,) in rows]
             return tuple(_passages(connection, found))
 
+    def concerned(self, names: Collection[str]) -> tuple[Passage, ...]:
+        """The passages that `remove` would remove, in order."""
+        with self._reading() as connection:
+            found: dict[int, None] = {}
+            for name in names:
+                rows = _rows(
+                    connection,
+                    "SELECT p.number FROM passages p JOIN documents d ON p.document = d.number "
+                    "WHERE d.id = ?1 OR d.source = ?1 ORDER BY p.document, p.place, p.number",
+                    (name,),
+                )
+                found.update((number, None) for (number,) in rows)
+            return tuple(_passages(connection, [*found]))
+
+    def documents_with(self, texts: Collection[str]) -> list[str]:
+        """Ids of the documents that have a passage of one of these texts; reads every passage."""
+        wanted = frozenset(texts)
+        with self._reading() as connection:
+            rows: Iterable[Any] = connection.execute(  # one by one: it is every text
+                "SELECT d.id, p.text FROM passages p JOIN documents d ON p.document = d.number "
+                "ORDER BY d.number"
+            )
+            return list(dict.fromkeys(id for id, text in rows if text in wanted))
+
     def named(self, ids: Collection[str]) -> tuple[Passage, ...]:
         """Passages by their own ids, in the order of the ids; unknown ones are left out."""
         with self._reading() as connection:
@@ -292,10 +318,38 @@ class Index:
         return [Skipped(**one) for (text,) in rows for one in json.loads(text)]
 
     def roots(self) -> list[str]:
-        """The paths that `follow` was given, of which files are still known."""
+        """The paths that `follow` was given, of which files are still known and not removed."""
         with self._reading() as connection:
-            rows = _rows(connection, "SELECT DISTINCT root FROM files ORDER BY root")
+            rows = _rows(
+                connection,
+                "SELECT DISTINCT root FROM files WHERE source NOT IN "
+                "(SELECT source FROM removed WHERE id = ?) ORDER BY root",
+                (_WHOLE,),
+            )
             return [root for (root,) in rows]
+
+    def sources(self, below: str | Path | None = None) -> list[str]:
+        """Labels of the files that `follow` has found, also of those that were removed since.
+
+        Args:
+            below: a file, a folder or a URL; None for all files.
+        """
+        at = None if below is None else _absolute(os.fsdecode(below)).rstrip("/")
+        with self._reading() as connection:
+            rows = _rows(connection, "SELECT source, path FROM files ORDER BY source")
+            return [source for source, path in rows if at is None or _below(path, at)]
+
+    @property
+    def model_name(self) -> str | None:
+        """The embedding model whose vectors the index holds; None where it holds none."""
+        with self._reading() as connection:
+            return _setting(connection, "model")
+
+    @property
+    def nbytes(self) -> int:
+        """Its size on disk, the log of changes included."""
+        files = (f"{self.path}{ending}" for ending in ("", "-wal", "-shm"))
+        return sum(os.stat(one).st_size for one in files if os.path.exists(one))
 
     def stale_since(self, version: int) -> tuple[int, list[str] | None]:
         """The version now, and ids of documents that were replaced or removed since another one.
@@ -368,7 +422,7 @@ class Index:
     def remove(self, ids: Collection[str] | str) -> Changes:
         """Remove documents by id, or files by their label, for good.
 
-        A file that is still in its folder stays out until `follow` is told to take it again.
+        A file that is still in its folder stays out until `follow` takes it with ``again=True``.
         """
         names = [ids] if isinstance(ids, str) else list(ids)
         with self._writing() as connection:
@@ -384,6 +438,7 @@ class Index:
                 out = [(source, one) for _, one, source in rows if source is not None]
                 if _row(connection, "SELECT 1 FROM files WHERE source = ?", (name,)):
                     out.append((name, _WHOLE))
+                    connection.execute("UPDATE files SET skipped = '[]' WHERE source = ?", (name,))
                 connection.executemany("INSERT OR IGNORE INTO removed VALUES(?, ?)", out)
             removed = tuple(dict.fromkeys(gone))
             _note_stale(connection, removed)
@@ -428,21 +483,27 @@ class Index:
             root = Path(str(_setting(connection, "root")))
             known = {row[0]: row[1:] for row in _rows(connection, _FILES)}
             counts = dict(_rows(connection, _COUNTS))
-            out = {} if again else _removed(connection)
+            removed = _removed(connection)
+        out = {} if again else removed
         changes = Changes()
         present: set[str] = set()
         todo: list[tuple[DocumentFile, str]] = []
-        names = [_absolute(one) for one in path_names(paths)]
-        for name in names:
-            for one in found_files([name], root=root, storage_options=storage_options):
+        given = path_names(paths)
+        names = [_absolute(one) for one in given]
+        for path, name in zip(given, names, strict=True):
+            # By the path as it was given, which is what an error names.
+            for one in found_files([path], root=root, storage_options=storage_options):
                 if isinstance(one, Skipped):
                     changes = changes.and_then(Changes(skipped=(one,)))
                     continue
+                if one.label in present:
+                    continue  # it lies below another path, too
                 present.add(one.label)
                 if _WHOLE in out.get(one.label, ()):
                     continue
                 before = known.get(one.label)
-                if again or before is None or _stat(one) != before[1:3]:
+                back = again and one.label in removed
+                if back or before is None or _stat(one) != before[1:3]:
                     todo.append((one, name))
                 else:
                     old = tuple(Skipped(**each) for each in json.loads(before[3]))
@@ -453,7 +514,9 @@ class Index:
         if strict and bad:
             raise _unreadable(bad[0])
         gone = [
-            source for source, row in known.items() if row[0] in names and source not in present
+            source
+            for source, (root_of, *_, path) in known.items()
+            if source not in present and (root_of in names or _is_gone(path, names))
         ]
         if gone:
             changes = changes.and_then(self._forget(gone))
@@ -464,6 +527,15 @@ class Index:
         if progress is not None:
             progress(len(todo), len(todo))
         return changes
+
+    def empty_log(self) -> bool:
+        """Empty the log of changes, in which removed texts may still stand.
+
+        Every change does so at its end, unless somebody reads for longer than two seconds. Then
+        this is False, and True once it was called without such readers.
+        """
+        with self._lock, _readable(self.path), self._connection() as connection:
+            return _empty_log(connection)
 
     def close(self) -> None:
         """Close the files; the index may be used again, which opens them."""
@@ -549,10 +621,7 @@ class Index:
                 with suppress(Exception):  # SQLite may have rolled back already
                     connection.execute("ROLLBACK")
                 raise
-            # The log holds what was removed until it is emptied, for which readers have to pause.
-            connection.set_busy_timeout(_PAUSE_MS)
-            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
-            connection.set_busy_timeout(_BUSY_MS)
+            _empty_log(connection)
 
     @contextmanager
     def _connection(self) -> Iterator[apsw.Connection]:
@@ -723,12 +792,13 @@ class Index:
     ) -> Changes:
         """Read some files and write their documents in one transaction."""
         read = []
-        for file, root in files:
-            # Before its bytes: what is written meanwhile is another time, and read again.
-            size, modified = _stat(file)
-            fresh = time.time_ns() - modified < _FRESH_NS
-            status = size, -1 if fresh else modified
-            found = file.read()
+        # Before their bytes: what is written meanwhile is another time, and read again.
+        states = [(_stat(file), time.time_ns()) for file, _ in files]
+        contents = _read_all(file for file, _ in files)
+        for (file, root), ((size, modified), now), found in zip(
+            files, states, contents, strict=True
+        ):
+            status = size, -1 if now - modified < _FRESH_NS else modified
             skipped = [one for one in found if isinstance(one, Skipped)]
             if strict and (bad := [one for one in skipped if one.problem]):
                 raise _unreadable(bad[0])
@@ -960,7 +1030,7 @@ _HALF = re.compile("[\ud800-\udfff]")
 
 _K1, _B = 1.5, 0.75
 
-_FILES = "SELECT source, root, size, modified, skipped FROM files"
+_FILES = "SELECT source, root, size, modified, skipped, path FROM files"
 _COUNTS = "SELECT source, count(*) FROM documents WHERE source IS NOT NULL GROUP BY source"
 _WHOLE = ""
 """In the place of a document's id: all of a file."""
@@ -996,6 +1066,14 @@ def _connect(path: Path) -> apsw.Connection:
     connection.register_fts5_tokenizer("rag_windows", tokenizer)
     connection.execute("CREATE VIRTUAL TABLE temp.known USING fts5vocab(main, words, row)")
     return connection
+
+
+def _empty_log(connection: apsw.Connection) -> bool:
+    """The log holds what was removed until it is emptied, for which readers have to pause."""
+    connection.set_busy_timeout(_PAUSE_MS)
+    busy, *_ = _rows(connection, "PRAGMA wal_checkpoint(TRUNCATE)")[0]
+    connection.set_busy_timeout(_BUSY_MS)
+    return not busy
 
 
 @contextmanager
@@ -1217,6 +1295,30 @@ def _as_dict(one: Skipped) -> dict[str, Any]:
 
 def _absolute(name: str) -> str:
     return name if "://" in name else os.path.abspath(os.path.expanduser(name))
+
+
+def _below(path: str, folder: str) -> bool:
+    """Whether a path is a folder's, or below it."""
+    return path == folder or path.startswith((f"{folder}/", f"{folder}{os.sep}"))
+
+
+def _is_gone(path: str, names: Iterable[str]) -> bool:
+    """Whether a file below one of these paths, which was found by another one, is there no more."""
+    below = "://" not in path and any(_below(path, one.rstrip("/")) for one in names)
+    return below and not os.path.lexists(path)
+
+
+def _read_all(files: Iterable[DocumentFile]) -> Iterator[list[Document | Skipped]]:
+    """What files hold, in order; those of a store are read together, as each takes round trips."""
+    listed = list(files)
+    distant = [one for one in listed if one.options is not None]
+    pool = ThreadPoolExecutor(READERS, "rag-windows-documents")
+    try:
+        arriving = pool.map(DocumentFile.read, distant)
+        for one in listed:
+            yield one.read() if one.options is None else next(arriving)
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 def _stat(file: DocumentFile) -> tuple[int, int]:

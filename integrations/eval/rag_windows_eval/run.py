@@ -374,8 +374,8 @@ class Search:
         from rag_windows_retrievers import (
             BM25Retriever,
             ConversationalRetriever,
-            DenseRetriever,
             HybridRetriever,
+            Index,
             last_turns,
         )
 
@@ -384,12 +384,12 @@ class Search:
         found: list[Retriever] = []
         if self.kind != "dense":
             found.append(BM25Retriever(task.pool))
-        if self.embedder is not None and any(index.glob("*.safetensors")):
-            found.append(DenseRetriever.load(index, self.embedder))
-        elif self.embedder is not None:
-            made = DenseRetriever(task.pool, self.embedder, progress=progress)
-            made.save(index)
-            found.append(made)
+        if self.embedder is not None:
+            vectors = Index(index, self.embedder)
+            stored = {one.id for one in vectors.passages}
+            if missing := [one for one in task.pool if one.id not in stored]:
+                vectors.add_passages(missing, progress=progress)
+            found.append(vectors.by_meaning)
         most = self.depth or 0
         retriever = found[0] if len(found) == 1 else HybridRetriever(found, depth=max(100, most))
         conversational = ConversationalRetriever(retriever, last_turns(TURNS, weight=WEIGHT))

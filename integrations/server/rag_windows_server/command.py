@@ -138,10 +138,10 @@ def serve(
         keys = Keys() if server.api_key_file is None else Keys.load(server.api_key_file)
         settings = _settings(search, model, server)
         _check_address(server.host, server.port)
-    if model.model is not None and not search.docs:
+    if model.model is not None and not search.docs and search.index is None:
         retriever = None
     else:
-        retriever = cli.open_corpus(search, model.model)
+        retriever = cli.open_corpus(search, model)
     with cli.loaded_model(model) as lm:
         from rag_windows_server import create_app
         from rag_windows_server.process import run
@@ -198,7 +198,7 @@ def _serve_fleet(
     # Errors in documents and keys are reported before anything starts.
     made.load_keys()
     if search.docs or model.model is None:
-        cli.open_corpus(search, model.model)
+        cli.open_corpus(search, model)
     _tell_who_may_ask(model, server)
     text = f"{made.replicas} readers, {model.name}"
     with telling_changes([*map(str, search.docs or ())], cli.tell):

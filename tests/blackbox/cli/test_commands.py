@@ -81,7 +81,8 @@ def test_warm_stats_verify_prune_invalidate_clear(
     assert told(run, "cache", "invalidate", "lamps", *place) == {"removed": 1}
     pruned = told(run, "cache", "prune", "--disk", str(held["bytes"] // 2), *place)
     assert 0 < pruned["entries"] < held["entries"]
-    assert told(run, "cache", "clear", *place) == {"removed": pruned["entries"]}
+    cleared = told(run, "cache", "clear", *place)
+    assert cleared == {"removed": pruned["entries"], "indexes": 1}
     assert told(run, "cache", "stats", *place)["entries"] == 0
     words = {"stats": "windows, ", "verify": "checked", "prune": "removed", "clear": "removed"}
     for command, word in words.items():
@@ -114,7 +115,8 @@ def test_the_commands_reach_a_store_that_machines_share(
     pruned = told(run, "cache", "prune", "--older-than", "0", *place)
     assert pruned == {"removed": held["entries"], "shared": url, "entries": 0, "bytes": 0}
     told(run, *warm, *first)
-    assert told(run, "cache", "clear", *place) == {"removed": warmed["encoded"]}
+    cleared = {"removed": warmed["encoded"], "indexes": 0}
+    assert told(run, "cache", "clear", *place) == cleared
     assert "0 windows" in run("cache", "stats", *place).stdout
     for wrong, word in (
         (("stats", "--shared", url, "--cache-dir", tmp_path), "exclude"),
