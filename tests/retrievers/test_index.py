@@ -10,7 +10,7 @@ import sys
 import textwrap
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from rag_windows import DocumentError, InputError, Passage, RetrievalError
 from rag_windows_retrievers import (
@@ -26,6 +27,7 @@ from rag_windows_retrievers import (
     DenseRetriever,
     Document,
     Index,
+    Progress,
     ingest,
     open_index,
     progress_bar,
@@ -89,7 +91,9 @@ def test_it_ranks_as_the_list_in_memory_does(index: Index, tmp_path: Path) -> No
 
 def test_vectors_that_are_compared_by_their_products(tmp_path: Path) -> None:
     class Long(WordEncoder):
-        def embed(self, texts, *, query, progress=None):  # type: ignore[no-untyped-def]
+        def embed(
+            self, texts: Sequence[str], *, query: bool, progress: Progress | None = None
+        ) -> NDArray[np.float32]:
             made = super().embed(texts, query=query, progress=progress)
             return made * np.array([[1.0 + len(one)] for one in texts], dtype=np.float32)
 
