@@ -1,0 +1,708 @@
+"""Embedded databases as the index of passages: LanceDB against SQLite, measured.
+
+    python benchmarks/index_engines.py measure lancedb 10000 --folder /tmp/index
+    python benchmarks/index_engines.py table
+
+`measure` takes an engine and a number of passages, a multiple of 10,000, and writes
+benchmarks/results/index_engines/<engine>-<passages>.json; `table` prints all of these as Markdown.
+On two cores an engine takes about a minute with 10,000 passages, two with 100,000 and 15 with
+1,000,000 (and 8 GB of disk). Linux only, in an environment of its own:
+`pip install apsw sqlite-vec lancedb pylance bm25s numpy`.
+
+- `lancedb`: one table with an index of words, one of documents, and IVF_PQ.
+- `sqlite-vec0`: one file with FTS5 and sqlite-vec's table; what is removed is overwritten at once.
+- `sqlite-blobs`: the same with vectors in ordinary tables.
+- `sqlite-merged`: `sqlite-vec0`, whose index of words drops removed words when it is merged.
+- `arrays`: BM25S and NumPy, for reference; they are built and searched only.
+
+Passages have 100 words, drawn by Zipf's law from 50,000 invented ones, and a random unit vector of
+384 numbers; ten make a document. A question has five of the words that are not among the hundred
+most frequent, and a vector whose cosine with one passage's is 0.6. Random vectors are the worst
+case of every approximate search: read its recall as a lower bound.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import mmap
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import time
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from datetime import timedelta
+from importlib import import_module
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+RESULTS = Path(__file__).parent / "results" / "index_engines"
+WORDS, DIMENSIONS, OF_DOCUMENT, BLOCK = 100, 384, 10, 10_000
+K, CANDIDATES, QUESTIONS, CHANGES = 10, 80, 50, 20
+PLANTED = 10
+"""Documents with a word of their own, all of which are removed: one alone, the others with half."""
+REMOVAL_LIMIT_S = 300.0
+KILLED_AT = (50, 199, 333, 600, 850)
+"""Documents after which the process that adds 1,000 of them is killed."""
+
+Vectors = NDArray[np.float32]
+Found = list[int]
+Way = Callable[[str, Vectors], Found]
+
+
+@dataclass(frozen=True)
+class Block:
+    """Whole documents: passages `first` to `first + len(texts) - 1`; vectors `[n, 384]`."""
+
+    first: int
+    texts: list[str]
+    vectors: Vectors
+
+    def rows(self) -> Iterator[tuple[int, int, str, bytes]]:
+        """Number, document, text and vector of each passage."""
+        for i, (text, vector) in enumerate(zip(self.texts, self.vectors, strict=True), self.first):
+            yield i, i // OF_DOCUMENT, text, vector.tobytes()
+
+
+class Corpus:
+    """Passages made from a seed, block by block, so that nothing is held twice."""
+
+    def __init__(self, passages: int) -> None:
+        self.passages, self.documents = passages, passages // OF_DOCUMENT
+        rng = np.random.default_rng(0)
+        letters = np.array(list("abcdefghijklmnopqrstuvwxyz"))
+        words = {"".join(rng.choice(letters, rng.integers(3, 10))): None for _ in range(60_000)}
+        self._words = np.array(list(words)[:50_000], dtype=object)
+        self._shares = np.cumsum(1 / np.arange(1, len(self._words) + 1))
+        self._shares /= self._shares[-1]
+        # Words whose last ten letters no other word has: an index may store a word from its middle.
+        self.planted = {
+            2 * int(document): "".join(rng.choice(letters, 16))
+            for document in np.linspace(0, self.documents // 2 - 1, PLANTED).astype(int)
+        }
+
+    def block(self, first: int, passages: int = BLOCK) -> Block:
+        """The passages from a number on; those behind the last are made to be added."""
+        rng = np.random.default_rng((1, first))
+        drawn = np.searchsorted(self._shares, rng.random((passages, WORDS)))
+        texts = [" ".join(row) for row in self._words[drawn]]
+        for document, word in self.planted.items():
+            if 0 <= document * OF_DOCUMENT - first < passages:
+                texts[document * OF_DOCUMENT - first] += " " + word
+        vectors = rng.standard_normal((passages, DIMENSIONS), dtype=np.float32)
+        vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+        return Block(first, texts, vectors)
+
+    def document(self, number: int) -> Block:
+        """One document to add."""
+        return self.block(number * OF_DOCUMENT, OF_DOCUMENT)
+
+    def questions(self) -> Iterator[tuple[str, Vectors, int]]:
+        """Words, vector, and the passage that the vector is near."""
+        rng = np.random.default_rng(2)
+        near = self.block(0)
+        for target in rng.choice(BLOCK, QUESTIONS, replace=False):
+            drawn = np.searchsorted(self._shares, rng.uniform(self._shares[99], 1, 100))
+            words = list(dict.fromkeys(self._words[drawn]))[:5]
+            noise = rng.standard_normal(DIMENSIONS, dtype=np.float32)
+            vector = 0.6 * near.vectors[target] + 0.8 * noise / np.linalg.norm(noise)
+            yield " ".join(words), vector.astype(np.float32), int(target)
+
+
+class Lance:
+    """One table of LanceDB with an index of words, one of documents, and IVF_PQ."""
+
+    def __init__(self, path: Path) -> None:
+        self._db = import_module("lancedb").connect(path)
+        self._pa = import_module("pyarrow")
+        # Nothing else reads this table.
+        warnings.filterwarnings("ignore", message=r"optimize\(cleanup_older_than=0\)")
+        names = self._db.list_tables().tables
+        self._table = self._db.open_table("passages") if "passages" in names else None
+
+    def add(self, block: Block) -> None:
+        """Commit these passages."""
+        pa = self._pa
+        numbers = np.arange(block.first, block.first + len(block.texts))
+        columns = {
+            "id": numbers,
+            "document": numbers // OF_DOCUMENT,
+            "text": block.texts,
+            "vector": pa.FixedSizeListArray.from_arrays(block.vectors.ravel(), DIMENSIONS),
+        }
+        data = pa.table(columns)
+        if self._table is None:
+            self._table = self._db.create_table("passages", data)
+        else:
+            self._table.add(data)
+
+    def finish(self) -> None:
+        """Make the indexes."""
+        index = import_module("lancedb.index")
+        self._table.optimize(cleanup_older_than=timedelta(0), delete_unverified=True)
+        self._table.create_index("document", config=index.BTree())
+        self._index_words()
+        self._table.create_index("vector", config=index.IvfPq(distance_type="cosine"))
+
+    def _index_words(self) -> None:
+        plain = dict.fromkeys(["lower_case", "stem", "remove_stop_words", "ascii_folding"], False)
+        words = import_module("lancedb.index").FTS(base_tokenizer="whitespace", **plain)
+        self._table.create_index("text", config=words, replace=True)
+
+    def remove(self, documents: Sequence[int], erase: bool = False) -> None:
+        """Remove whole documents; with `erase` old versions go, too."""
+        self._table.delete(f"document IN ({','.join(map(str, documents))})")
+        if erase:
+            self.tidy()
+
+    def tidy(self) -> None:
+        """Bring new rows into the indexes and drop old versions."""
+        self._table.optimize(cleanup_older_than=timedelta(0), delete_unverified=True)
+
+    def rebuild(self) -> None:
+        """What removes the rest of a text: the index of words anew."""
+        self._index_words()
+        self.tidy()
+
+    def words(self, text: str, _: Vectors) -> Found:
+        """BM25."""
+        query = import_module("lancedb.query").MatchQuery(text, "text")
+        return self._ids(self._table.search(query, query_type="fts"), score="_score")
+
+    def exact(self, _: str, vector: Vectors) -> Found:
+        """Every vector is compared."""
+        search = self._table.search(vector, query_type="vector").distance_type("cosine")
+        return self._ids(search.bypass_vector_index())
+
+    def quantized(self, _: str, vector: Vectors) -> Found:
+        """IVF_PQ with the default 20 probes; ten times as many vectors as asked are re-ranked."""
+        search = self._table.search(vector, query_type="vector").distance_type("cosine")
+        return self._ids(search.refine_factor(10))
+
+    def _ids(self, search: Any, score: str = "_distance") -> Found:
+        found = search.limit(K).select(["id", "text", score]).to_arrow()
+        ids: Found = found["id"].to_pylist()
+        return ids
+
+    def ways(self) -> dict[str, Way]:
+        """The searches by name."""
+        return {"bm25": self.words, "exact": self.exact, "IVF_PQ, re-ranked": self.quantized}
+
+    def counts(self) -> list[Counter[int]]:
+        """Passages of each document, as the table and as the index of words has them."""
+        return [Counter(self._table.to_arrow()["document"].to_pylist())]
+
+    def older(self, document: int) -> bool:
+        """Whether an older version still has this document."""
+        found = False
+        for version in self._table.list_versions():
+            self._table.checkout(version["version"])
+            found |= self._table.count_rows(f"document = {document}") > 0
+        self._table.checkout_latest()
+        return found
+
+
+class SQLite:
+    """One file: FTS5, and vectors in sqlite-vec's table or as blobs in an ordinary one."""
+
+    def __init__(self, path: Path, blobs: bool = False, merged: bool = False) -> None:
+        apsw, vec = import_module("apsw"), import_module("sqlite_vec")
+        path.mkdir(exist_ok=True)
+        self._db = apsw.Connection(str(path / "index.db"))
+        self._db.enable_load_extension(True)
+        self._db.load_extension(vec.loadable_path())
+        self._db.set_busy_timeout(10_000)
+        self._run("PRAGMA journal_mode = WAL", "PRAGMA synchronous = FULL")
+        self._run("PRAGMA cache_size = -65536")
+        self._run("PRAGMA secure_delete = ON")
+        self._blobs, self._merged = blobs, merged
+        vectors = "USING vec0(id INTEGER PRIMARY KEY, vector float[384], bits bit[384])"
+        with self._db:
+            self._run(
+                "CREATE TABLE IF NOT EXISTS passages(id INTEGER PRIMARY KEY, document INTEGER)",
+                "CREATE INDEX IF NOT EXISTS of_document ON passages(document)",
+                "CREATE VIRTUAL TABLE IF NOT EXISTS words USING fts5(text, tokenize='ascii')",
+            )
+            if blobs:
+                self._run("CREATE TABLE IF NOT EXISTS vectors(id INTEGER PRIMARY KEY, vector BLOB)")
+                self._run("CREATE TABLE IF NOT EXISTS codes(id INTEGER PRIMARY KEY, bits BLOB)")
+            else:
+                self._run(f"CREATE VIRTUAL TABLE IF NOT EXISTS vectors {vectors}")
+            if not merged:
+                self._run("INSERT INTO words(words, rank) VALUES('secure-delete', 1)")
+
+    def _run(self, *statements: str) -> None:
+        for statement in statements:
+            self._db.execute(statement).fetchall()
+
+    def add(self, block: Block) -> None:
+        """Commit these passages."""
+        rows = list(block.rows())
+        with self._db:
+            many, ids = self._db.executemany, [(row[0], row[3]) for row in rows]
+            many("INSERT INTO passages VALUES(?, ?)", [row[:2] for row in rows])
+            many("INSERT INTO words(rowid, text) VALUES(?, ?)", [(row[0], row[2]) for row in rows])
+            if self._blobs:
+                many("INSERT INTO vectors VALUES(?, ?)", ids)
+                many("INSERT INTO codes VALUES(?, vec_quantize_binary(?))", ids)
+            else:
+                many("INSERT INTO vectors VALUES(?1, ?2, vec_quantize_binary(?2))", ids)
+
+    def finish(self) -> None:
+        """Merge the index of words."""
+        self._run("INSERT INTO words(words) VALUES('optimize')")
+        self._run("PRAGMA wal_checkpoint(TRUNCATE)")
+
+    def remove(self, documents: Sequence[int], erase: bool = False) -> None:
+        """Remove whole documents; with `erase` the log is emptied, too."""
+        tables = ["words", "vectors", *(["codes"] if self._blobs else []), "passages"]
+        of_document = "SELECT id FROM passages WHERE document = ?"
+        with self._db:
+            for document in documents:
+                ids = self._db.execute(of_document, (document,)).fetchall()
+                for table in tables:
+                    key = "rowid" if table == "words" else "id"
+                    self._db.executemany(f"DELETE FROM {table} WHERE {key} = ?", ids)  # noqa: S608 - names of ours
+        if erase:
+            self.tidy()
+
+    def tidy(self) -> None:
+        """Bring the log into the file and empty it."""
+        if self._merged:
+            self._run("INSERT INTO words(words) VALUES('optimize')")
+        self._run("PRAGMA wal_checkpoint(TRUNCATE)")
+
+    def rebuild(self) -> None:
+        """Merge the index of words and give free pages back."""
+        self._run("INSERT INTO words(words) VALUES('optimize')", "VACUUM")
+        self.tidy()
+
+    def words(self, text: str, _: Vectors) -> Found:
+        """BM25."""
+        query = " OR ".join(f'"{word}"' for word in text.split())
+        sql = "SELECT rowid, text FROM words WHERE words MATCH ? ORDER BY rank LIMIT ?"
+        return self._ids(sql, query, K)
+
+    def exact(self, _: str, vector: Vectors) -> Found:
+        """Every vector is compared."""
+        sql = "SELECT id FROM vectors WHERE vector MATCH ? AND k = ?"
+        if self._blobs:
+            sql = "SELECT id FROM vectors ORDER BY vec_distance_l2(vector, ?) LIMIT ?"
+        return self._with_texts(sql, vector.tobytes(), K)
+
+    def binary(self, _: str, vector: Vectors) -> Found:
+        """Signs are compared, and of the nearest 80 the vectors."""
+        near = "bits MATCH vec_quantize_binary(?1) AND k = ?3"
+        if self._blobs:
+            order = "vec_distance_hamming(vec_bit(bits), vec_quantize_binary(?1))"
+            near = f"id IN (SELECT id FROM codes ORDER BY {order} LIMIT ?3)"  # noqa: S608 - ours
+        sql = f"SELECT id FROM vectors WHERE {near} ORDER BY vec_distance_l2(vector, ?1) LIMIT ?2"  # noqa: S608 - ours
+        return self._with_texts(sql, vector.tobytes(), K, CANDIDATES)
+
+    def _ids(self, sql: str, *values: object) -> Found:
+        return [row[0] for row in self._db.execute(sql, values)]
+
+    def _with_texts(self, sql: str, *values: object) -> Found:
+        ids = self._ids(sql, *values)
+        marks = ",".join("?" * len(ids))
+        self._ids(f"SELECT text FROM words WHERE rowid IN ({marks})", *ids)  # noqa: S608 - marks
+        return ids
+
+    def ways(self) -> dict[str, Way]:
+        """The searches by name."""
+        return {"bm25": self.words, "exact": self.exact, "binary, re-ranked": self.binary}
+
+    def counts(self) -> list[Counter[int]]:
+        """Passages of each document, in every table."""
+        tables = [("words", "rowid"), ("vectors", "id"), ("passages", "id")]
+        numbers = [self._ids(f"SELECT {key} FROM {table}") for table, key in tables]  # noqa: S608 - ours
+        self._run("INSERT INTO words(words) VALUES('integrity-check')")
+        return [Counter(number // OF_DOCUMENT for number in found) for found in numbers]
+
+    def older(self, document: int) -> bool:
+        """There are no older versions."""
+        return False
+
+
+class Arrays:
+    """BM25S and NumPy, for reference: built and searched, never changed."""
+
+    def __init__(self, path: Path) -> None:
+        self._bm25s, self._path = import_module("bm25s"), path
+        self._texts: list[str] = []
+        self._vectors: list[Vectors] = []
+        self._index: Any = None
+        if path.exists():
+            self._index = self._bm25s.BM25.load(path / "words", mmap=True)
+            self._held = np.load(path / "vectors.npy", mmap_mode="r")
+
+    def add(self, block: Block) -> None:
+        """Hold these passages."""
+        self._texts += block.texts
+        self._vectors.append(block.vectors)
+
+    def finish(self) -> None:
+        """Make the index."""
+        index = self._bm25s.BM25(k1=1.2, b=0.75)
+        index.index([text.split() for text in self._texts], show_progress=False)
+        index.save(self._path / "words")
+        np.save(self._path / "vectors.npy", np.concatenate(self._vectors))
+
+    def words(self, text: str, _: Vectors) -> Found:
+        """BM25."""
+        found: Found = self._index.retrieve([text.split()], k=K, show_progress=False)[0][0].tolist()
+        return found
+
+    def exact(self, _: str, vector: Vectors) -> Found:
+        """Every vector is compared."""
+        scores = self._held @ vector
+        best = np.argpartition(-scores, K)[:K]
+        found: Found = best[np.argsort(-scores[best])].tolist()
+        return found
+
+    def ways(self) -> dict[str, Way]:
+        """The searches by name."""
+        return {"bm25": self.words, "exact": self.exact}
+
+
+Engine = Lance | SQLite | Arrays
+ENGINES: dict[str, Callable[[Path], Engine]] = {
+    "lancedb": Lance,
+    "sqlite-vec0": SQLite,
+    "sqlite-blobs": lambda path: SQLite(path, blobs=True),
+    "sqlite-merged": lambda path: SQLite(path, merged=True),
+    "arrays": Arrays,
+}
+
+
+def fused(rankings: Iterable[Found]) -> Found:
+    """Reciprocal rank fusion, as rag_windows_retrievers has it: 1 / (60 + rank)."""
+    scores: Counter[int] = Counter()
+    for ranking in rankings:
+        for rank, number in enumerate(ranking, 1):
+            scores[number] += 1 / (60 + rank)  # type: ignore[assignment]  # a Counter adds any numbers
+    return [number for number, _ in scores.most_common(K)]
+
+
+def seconds(function: Callable[[], object]) -> float:
+    """How long a call takes."""
+    start = time.perf_counter()
+    function()
+    return time.perf_counter() - start
+
+
+def typical(times: Sequence[float]) -> dict[str, float]:
+    """Median and largest, in milliseconds."""
+    return {
+        "median_ms": round(1000 * statistics.median(times), 2),
+        "largest_ms": round(1000 * max(times), 2),
+    }
+
+
+def peak_mib() -> float:
+    """Peak resident memory of this process (ru_maxrss has the parent's, too)."""
+    status = Path("/proc/self/status").read_text()
+    return round(int(status.split("VmHWM:")[1].split()[0]) / 1024, 1)
+
+
+def size_mib(path: Path) -> float:
+    """What the files of a folder hold."""
+    return round(sum(one.stat().st_size for one in path.rglob("*") if one.is_file()) / 2**20, 1)
+
+
+def elsewhere(function: Callable[..., object], *arguments: object) -> object:
+    """Call a function in another process: one that closes a file loses SQLite's locks on it."""
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        return pool.submit(function, *arguments).result()
+
+
+def traces(path: Path, words: Sequence[str], vectors: Sequence[bytes]) -> str:
+    """How many of the words and vectors stand in the files, in LanceDB's compressed texts, too."""
+    needles: list[bytes] = [*(word.encode() for word in words), *vectors]
+    found: set[bytes] = set()
+    for file in path.rglob("*"):
+        if not file.is_file() or not file.stat().st_size:
+            continue
+        with file.open("rb") as opened, mmap.mmap(opened.fileno(), 0, prot=mmap.PROT_READ) as data:
+            found |= {needle for needle in needles if data.find(needle) >= 0}
+        if file.suffix == ".lance":
+            found |= {word.encode() for word in words_of_lance(file, words)}
+    counts = [len(found.intersection(some)) for some in (needles[: len(words)], vectors)]
+    return "{} words, {} vectors".format(*counts)
+
+
+def words_of_lance(file: Path, words: Sequence[str]) -> Iterator[str]:
+    """The words that stand in texts of a file, in those of removed rows, too."""
+    types, contains = import_module("pyarrow.types"), import_module("pyarrow.compute")
+    for batch in import_module("lance.file").LanceFileReader(str(file)).read_all().to_batches():
+        for column in batch.columns:
+            if types.is_string(column.type):
+                for word in words:
+                    if contains.any(contains.match_substring(column, word)).as_py():
+                        yield word
+
+
+def search(name: str, path: Path) -> dict[str, Any]:
+    """Ask all questions in every way; run in a process of its own for the sake of its memory."""
+    with np.load(path.with_suffix(".npz")) as held:
+        texts, vectors, targets = held["texts"].tolist(), held["vectors"], held["targets"].tolist()
+    questions = list(zip(texts, vectors, targets, strict=True))
+    before, start = peak_mib(), time.perf_counter()
+    engine = ENGINES[name](path)
+    text, vector, _ = questions[0]
+    for way in engine.ways().values():
+        way(text, vector)
+    result: dict[str, Any] = {"open_and_first_ms": round(1000 * (time.perf_counter() - start))}
+    found: dict[str, list[Found]] = {}
+    times: dict[str, list[float]] = {}
+    for label, way in engine.ways().items():
+        found[label], times[label] = [], []
+        for text, vector, _ in questions:
+            start = time.perf_counter()
+            found[label].append(way(text, vector))
+            times[label].append(time.perf_counter() - start)
+        result[label] = typical(times[label])
+    for label in [label for label in times if label != "bm25"]:
+        pairs = zip(found["bm25"], found[label], strict=True)
+        fusing = seconds(lambda pairs=pairs: [fused(pair) for pair in pairs]) / len(questions)
+        both = zip(times["bm25"], times[label], strict=True)
+        result[f"hybrid, {label}"] = typical([one + other + fusing for one, other in both])
+        near = [target in ids for (*_, target), ids in zip(questions, found[label], strict=True)]
+        result[label] |= {"near_found": sum(near), "recall": overlap(found[label], found["exact"])}
+    result |= {
+        "peak_mib": peak_mib(),
+        "peak_before_mib": before,
+        "bm25_ids": [" ".join(map(str, ids)) for ids in found["bm25"]],
+    }
+    return result
+
+
+def overlap(found: Sequence[Found], wanted: Sequence[Found]) -> float:
+    """The share of what is wanted that is found."""
+    pairs = list(zip(found, wanted, strict=True))
+    shares = [len(set(one) & set(other)) / len(other) for one, other in pairs if other]
+    return round(statistics.mean(shares), 3)
+
+
+def child(*arguments: object) -> subprocess.Popen[str]:
+    """This program in another process."""
+    command = [sys.executable, __file__, *map(str, arguments)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)  # noqa: S603 - this program
+
+
+def searched(name: str, path: Path) -> dict[str, Any]:
+    """What `search` says in another process."""
+    result: dict[str, Any] = json.loads(child("search", name, "--folder", path).communicate()[0])
+    return result
+
+
+def add_many(name: str, passages: int, path: Path) -> None:
+    """Go on adding 1,000 documents; prints the number of each that is committed."""
+    corpus, engine = Corpus(passages), ENGINES[name](path)
+    if isinstance(engine, Arrays):
+        raise SystemExit("These are never changed.")
+    held = engine.counts()[0]
+    first = corpus.documents
+    for document in range(max(first, max(held) + 1), first + 1000):
+        engine.add(corpus.document(document))
+        print(document - first, flush=True)
+        if document % 50 == 49:
+            engine.tidy()
+
+
+def killed(name: str, corpus: Corpus, path: Path) -> list[dict[str, Any]]:
+    """Kill the process that adds, five times, and look at what is left; the last one ends."""
+    results = []
+    for moment, at in enumerate((*KILLED_AT, 1000)):
+        process = child("add", name, corpus.passages, "--folder", path)
+        committed = -1
+        for line in process.stdout or ():
+            committed = int(line)
+            if committed >= at:
+                time.sleep(0.003 * moment)
+                process.send_signal(signal.SIGKILL)
+                break
+        # What was committed while the signal went.
+        rest = [int(line) for line in process.communicate()[0].split("\n")[:-1] if line]
+        committed = max([committed, *rest])
+        start = time.perf_counter()
+        engine = ENGINES[name](path)
+        counts = [] if isinstance(engine, Arrays) else engine.counts()
+        added = sum(document >= corpus.documents for document in counts[0])
+        results.append(
+            {
+                "committed": committed + 1,
+                "held": added,
+                "whole": all(n == OF_DOCUMENT for count in counts for n in count.values()),
+                "same_in_all": all(count == counts[0] for count in counts),
+                "complete": added >= committed + 1 and len(counts[0]) == corpus.documents + added,
+                "open_and_check_ms": round(1000 * (time.perf_counter() - start)),
+            }
+        )
+        text, vector, _ = next(corpus.questions())
+        results[-1]["searches"] = all(way(text, vector) for way in engine.ways().values())
+    return results
+
+
+def measure(name: str, passages: int, folder: Path) -> dict[str, Any]:
+    """Everything about one engine."""
+    corpus, path = Corpus(passages), folder / f"{name}-{passages}"
+    shutil.rmtree(path, ignore_errors=True)
+    engine = ENGINES[name](path)
+    result: dict[str, Any] = {"engine": name, "passages": passages}
+
+    def note(**values: Any) -> None:
+        result.update(values)
+        print(
+            json.dumps({k: v for k, v in values.items() if not k.startswith("search")}), flush=True
+        )
+        (RESULTS / f"{name}-{passages}.json").write_text(json.dumps(result, indent=1) + "\n")
+
+    texts, near, targets = zip(*corpus.questions(), strict=True)
+    np.savez(path.with_suffix(".npz"), texts=texts, vectors=near, targets=targets)
+    loading = 0.0
+    for first in range(0, passages, BLOCK):
+        block = corpus.block(first)
+        loading += seconds(lambda block=block: engine.add(block))
+    note(load_s=round(loading, 1), index_s=round(seconds(engine.finish), 1))
+    note(build_peak_mib=peak_mib(), size_mib=size_mib(path))
+    note(search=searched(name, path))
+    if isinstance(engine, Arrays):
+        return result
+    if passages == BLOCK:
+        copy = folder / f"{name}-killed"
+        shutil.rmtree(copy, ignore_errors=True)
+        elsewhere(shutil.copytree, path, copy)
+        note(killed=killed(name, corpus, copy))
+    words = [word[-10:] for word in corpus.planted.values()]
+    numbers = [document * OF_DOCUMENT for document in corpus.planted]
+    vectors = [corpus.block(n - n % BLOCK).vectors[n % BLOCK].tobytes()[:64] for n in numbers]
+
+    def left(places: slice = slice(None)) -> str:
+        return str(elsewhere(traces, path, words[places], vectors[places]))
+
+    new = [corpus.document(corpus.documents + i) for i in range(CHANGES)]
+    adding = [seconds(lambda block=block: engine.add(block)) for block in new]
+    note(add=typical(adding), search_after_adding=searched(name, path) | {"bm25_ids": None})
+    note(tidy_s=round(seconds(engine.tidy), 2))
+    odd = np.random.default_rng(3).choice(corpus.documents // 2, 2 * CHANGES, replace=False) * 2 + 1
+    times = [seconds(lambda one=one: engine.remove([int(one)])) for one in odd[:CHANGES]]
+    note(remove=typical(times), traces_before=left(), size_before_removal_mib=size_mib(path))
+    times = [seconds(lambda one=one: engine.remove([int(one)], True)) for one in odd[CHANGES:]]
+    note(erase=typical(times))
+    engine.remove([numbers[0] // OF_DOCUMENT], erase=True)
+    note(traces_of_one_erased=left(slice(1)), older_has_one=engine.older(0))
+
+    even, start, done = range(2, corpus.documents, 2), time.perf_counter(), 0
+    while done < len(even) and time.perf_counter() - start < REMOVAL_LIMIT_S:
+        engine.remove(even[done : done + 500])
+        done += 500
+    note(remove_half_s=round(time.perf_counter() - start, 1), removed=min(1.0, done / len(even)))
+    older = engine.older(numbers[1] // OF_DOCUMENT)
+    note(half_removed=[size_mib(path), left(slice(1, None)), older])
+    note(half_tidy_s=round(seconds(engine.tidy), 2))
+    older = engine.older(numbers[1] // OF_DOCUMENT)
+    note(half_tidied=[size_mib(path), left(slice(1, None)), older])
+    note(half_rebuild_s=round(seconds(engine.rebuild), 1))
+    note(half_rebuilt=[size_mib(path), left(slice(1, None))])
+    note(search_half=searched(name, path) | {"bm25_ids": None})
+    return result
+
+
+def rows(result: Any) -> Iterator[tuple[str, str]]:
+    """What the table says of one engine: a label and a cell each."""
+
+    def times(values: dict[str, float]) -> str:
+        return f"{values['median_ms']:.3g} / {values['largest_ms']:.3g}"
+
+    yield "build: load, then index, s", f"{result['load_s']} + {result['index_s']}"
+    yield "size on disk, MiB", f"{result['size_mib']}"
+    found = result["search"]
+    for label in [key for key, value in found.items() if isinstance(value, dict)]:
+        kind = label.replace("IVF_PQ", "approximate").replace("binary", "approximate")
+        yield f"{kind}, ms", times(found[label])
+        if "approximate" in kind and "hybrid" not in kind:
+            share = f"{found[label]['recall']:.0%}; {found[label]['near_found']}"
+            yield f"its recall among 10; near passages found of {QUESTIONS}", share
+    yield "opened and first asked, ms", f"{found['open_and_first_ms']}"
+    yield (
+        "peak memory of the searching process (before it opens), MiB",
+        f"{found['peak_mib']:.0f} ({found['peak_before_mib']:.0f})",
+    )
+    if "add" not in result:
+        return
+    yield "one document added, ms", times(result["add"])
+    yield "BM25 after 20 are added, ms", times(result["search_after_adding"]["bm25"])
+    yield "tidied then, s", f"{result['tidy_s']}"
+    yield "one document removed, ms", times(result["remove"])
+    yield "one removed and tidied, ms", times(result["erase"])
+    yield "its traces on disk then", result["traces_of_one_erased"]
+    if "half_rebuilt" not in result:
+        return
+    yield "half removed, s", f"{result['remove_half_s']} ({result['removed']:.0%})"
+    for label, key in (
+        ("", "half_removed"),
+        ("tidied ", "half_tidied"),
+        ("rebuilt ", "half_rebuilt"),
+    ):
+        took = (
+            f" after {result[key.replace('ied', 'y').replace('built', 'build') + '_s']} s"
+            if label
+            else ""
+        )
+        size, left, *older = result[key]
+        older_too = ", older versions" if any(older) else ""
+        yield f"{label}then: size, MiB; traces", f"{size}{took}; {left}{older_too}"
+    if "killed" in result:
+        *kills, _ = result["killed"]
+        good = [all(v for k, v in kill.items() if k not in ("committed", "held")) for kill in kills]
+        yield "killed: opened, whole, complete, went on", f"{sum(good)} of {len(good)}"
+
+
+def table() -> str:
+    """All results as Markdown."""
+    results = [json.loads(file.read_text()) for file in RESULTS.glob("*.json")]
+    lines = []
+    for passages in sorted({result["passages"] for result in results}):
+        some = {one["engine"]: dict(rows(one)) for one in results if one["passages"] == passages}
+        engines = [name for name in ENGINES if name in some]
+        labels = dict.fromkeys(label for name in engines for label in some[name])
+        lines += [f"\n### {passages:,} passages\n", f"| | {' | '.join(engines)} |"]
+        lines.append("|---" * (len(engines) + 1) + "|")
+        for label in labels:
+            cells = [some[name].get(label, "–") for name in engines]
+            lines.append(f"| {label} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Measure, or print the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("task", choices=["measure", "table", "search", "add"])
+    parser.add_argument("engine", nargs="?", choices=list(ENGINES))
+    parser.add_argument("passages", nargs="?", type=int)
+    parser.add_argument("--folder", type=Path)
+    asked = parser.parse_args()
+    RESULTS.mkdir(exist_ok=True)
+    if asked.task == "table":
+        print(table())
+    elif asked.task == "search":
+        print(json.dumps(search(asked.engine, asked.folder)))
+    elif asked.task == "add":
+        add_many(asked.engine, asked.passages, asked.folder)
+    else:
+        measure(asked.engine, asked.passages, asked.folder)
+
+
+if __name__ == "__main__":
+    main()
