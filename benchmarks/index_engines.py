@@ -1,7 +1,7 @@
 """Embedded databases as the index of passages: LanceDB against SQLite, measured.
 
-    python benchmarks/index_engines.py measure lancedb 10000 --folder /tmp/index
-    python benchmarks/index_engines.py table
+    python -m benchmarks.index_engines measure lancedb 10000 --folder /tmp/index
+    python -m benchmarks.index_engines table
 
 `measure` takes an engine and a number of passages, a multiple of 10,000, and writes
 benchmarks/results/index_engines/<engine>-<passages>.json; `table` prints all of these as Markdown.
@@ -32,46 +32,34 @@ import statistics
 import subprocess
 import sys
 import time
-import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
-from datetime import timedelta
 from importlib import import_module
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+
+from benchmarks.index_databases import (
+    DIMENSIONS,
+    ENGINES,
+    OF_DOCUMENT,
+    Arrays,
+    Block,
+    Found,
+    K,
+    Vectors,
+)
 
 RESULTS = Path(__file__).parent / "results" / "index_engines"
-WORDS, DIMENSIONS, OF_DOCUMENT, BLOCK = 100, 384, 10, 10_000
-K, CANDIDATES, QUESTIONS, CHANGES = 10, 80, 50, 20
+WORDS, BLOCK, QUESTIONS, CHANGES = 100, 10_000, 50, 20
 PLANTED = 10
 """Documents with a word of their own, all of which are removed: one alone, the others with half."""
 REMOVAL_LIMIT_S = 120.0
 KILLED_AT = (50, 199, 333, 600, 850)
 """Documents after which the process that adds 1,000 of them is killed."""
-
-Vectors = NDArray[np.float32]
-Found = list[int]
-Way = Callable[[str, Vectors], Found]
-
-
-@dataclass(frozen=True)
-class Block:
-    """Whole documents: passages `first` to `first + len(texts) - 1`; vectors `[n, 384]`."""
-
-    first: int
-    texts: list[str]
-    vectors: Vectors
-
-    def rows(self) -> Iterator[tuple[int, int, str, bytes]]:
-        """Number, document, text and vector of each passage."""
-        for i, (text, vector) in enumerate(zip(self.texts, self.vectors, strict=True), self.first):
-            yield i, i // OF_DOCUMENT, text, vector.tobytes()
 
 
 class Corpus:
@@ -117,272 +105,6 @@ class Corpus:
             noise = rng.standard_normal(DIMENSIONS, dtype=np.float32)
             vector = 0.6 * near.vectors[target] + 0.8 * noise / np.linalg.norm(noise)
             yield " ".join(words), vector.astype(np.float32), int(target)
-
-
-class Lance:
-    """One table of LanceDB with an index of words, one of documents, and IVF_PQ."""
-
-    def __init__(self, path: Path) -> None:
-        self._db = import_module("lancedb").connect(path)
-        self._pa = import_module("pyarrow")
-        # Nothing else reads this table.
-        warnings.filterwarnings("ignore", message=r"optimize\(cleanup_older_than=0\)")
-        names = self._db.list_tables().tables
-        self._table: Any = self._db.open_table("passages") if "passages" in names else None
-
-    def add(self, block: Block) -> None:
-        """Commit these passages."""
-        pa = self._pa
-        numbers = np.arange(block.first, block.first + len(block.texts))
-        columns = {
-            "id": numbers,
-            "document": numbers // OF_DOCUMENT,
-            "text": block.texts,
-            "vector": pa.FixedSizeListArray.from_arrays(block.vectors.ravel(), DIMENSIONS),
-        }
-        data = pa.table(columns)
-        if self._table is None:
-            self._table = self._db.create_table("passages", data)
-        else:
-            self._table.add(data)
-
-    def finish(self) -> None:
-        """Make the indexes."""
-        index = import_module("lancedb.index")
-        self._table.optimize(cleanup_older_than=timedelta(0), delete_unverified=True)
-        self._table.create_index("document", config=index.BTree())
-        self._index_words()
-        self._table.create_index("vector", config=index.IvfPq(distance_type="cosine"))
-
-    def _index_words(self) -> None:
-        plain = dict.fromkeys(["lower_case", "stem", "remove_stop_words", "ascii_folding"], False)
-        words = import_module("lancedb.index").FTS(base_tokenizer="whitespace", **plain)
-        self._table.create_index("text", config=words, replace=True)
-
-    def remove(self, documents: Sequence[int], erase: bool = False) -> None:
-        """Remove whole documents; with `erase` old versions go, too."""
-        self._table.delete(f"document IN ({','.join(map(str, documents))})")
-        if erase:
-            self.tidy()
-
-    def tidy(self) -> None:
-        """Bring new rows into the indexes and drop old versions."""
-        self._table.optimize(cleanup_older_than=timedelta(0), delete_unverified=True)
-
-    def rebuild(self) -> None:
-        """What removes the rest of a text: the index of words anew."""
-        self._index_words()
-        self.tidy()
-
-    def words(self, text: str, _: Vectors) -> Found:
-        """BM25."""
-        query = import_module("lancedb.query").MatchQuery(text, "text")
-        return self._ids(self._table.search(query, query_type="fts"), score="_score")
-
-    def exact(self, _: str, vector: Vectors) -> Found:
-        """Every vector is compared."""
-        search = self._table.search(vector, query_type="vector").distance_type("cosine")
-        return self._ids(search.bypass_vector_index())
-
-    def quantized(self, _: str, vector: Vectors) -> Found:
-        """IVF_PQ with the default 20 probes; ten times as many vectors as asked are re-ranked."""
-        search = self._table.search(vector, query_type="vector").distance_type("cosine")
-        return self._ids(search.refine_factor(10))
-
-    def _ids(self, search: Any, score: str = "_distance") -> Found:
-        found = search.limit(K).select(["id", "text", score]).to_arrow()
-        ids: Found = found["id"].to_pylist()
-        return ids
-
-    def ways(self) -> dict[str, Way]:
-        """The searches by name."""
-        return {"bm25": self.words, "exact": self.exact, "IVF_PQ, re-ranked": self.quantized}
-
-    def counts(self) -> list[Counter[int]]:
-        """Passages of each document, as the table and as the index of words has them."""
-        return [Counter(self._table.to_arrow()["document"].to_pylist())]
-
-    def older(self, document: int) -> bool:
-        """Whether an older version still has this document."""
-        found = False
-        for version in self._table.list_versions():
-            self._table.checkout(version["version"])
-            found |= self._table.count_rows(f"document = {document}") > 0
-        self._table.checkout_latest()
-        return found
-
-
-class SQLite:
-    """One file: FTS5, and vectors in sqlite-vec's table or as blobs in an ordinary one."""
-
-    def __init__(self, path: Path, blobs: bool = False, merged: bool = False) -> None:
-        apsw, vec = import_module("apsw"), import_module("sqlite_vec")
-        path.mkdir(exist_ok=True)
-        self._db = apsw.Connection(str(path / "index.db"))
-        self._db.enable_load_extension(True)
-        self._db.load_extension(vec.loadable_path())
-        self._db.set_busy_timeout(10_000)
-        self._run("PRAGMA journal_mode = WAL", "PRAGMA synchronous = FULL")
-        self._run("PRAGMA cache_size = -65536")
-        self._run("PRAGMA secure_delete = ON")
-        self._blobs, self._merged = blobs, merged
-        vectors = "USING vec0(id INTEGER PRIMARY KEY, vector float[384], bits bit[384])"
-        with self._db:
-            self._run(
-                "CREATE TABLE IF NOT EXISTS passages(id INTEGER PRIMARY KEY, document INTEGER)",
-                "CREATE INDEX IF NOT EXISTS of_document ON passages(document)",
-                "CREATE VIRTUAL TABLE IF NOT EXISTS words USING fts5(text, tokenize='ascii')",
-            )
-            if blobs:
-                self._run("CREATE TABLE IF NOT EXISTS vectors(id INTEGER PRIMARY KEY, vector BLOB)")
-                self._run("CREATE TABLE IF NOT EXISTS codes(id INTEGER PRIMARY KEY, bits BLOB)")
-            else:
-                self._run(f"CREATE VIRTUAL TABLE IF NOT EXISTS vectors {vectors}")
-            if not merged:
-                self._run("INSERT INTO words(words, rank) VALUES('secure-delete', 1)")
-
-    def _run(self, *statements: str) -> None:
-        for statement in statements:
-            self._db.execute(statement).fetchall()
-
-    def add(self, block: Block) -> None:
-        """Commit these passages."""
-        rows = list(block.rows())
-        with self._db:
-            many, ids = self._db.executemany, [(row[0], row[3]) for row in rows]
-            many("INSERT INTO passages VALUES(?, ?)", [row[:2] for row in rows])
-            many("INSERT INTO words(rowid, text) VALUES(?, ?)", [(row[0], row[2]) for row in rows])
-            if self._blobs:
-                many("INSERT INTO vectors VALUES(?, ?)", ids)
-                many("INSERT INTO codes VALUES(?, vec_quantize_binary(?))", ids)
-            else:
-                many("INSERT INTO vectors VALUES(?1, ?2, vec_quantize_binary(?2))", ids)
-
-    def finish(self) -> None:
-        """Merge the index of words."""
-        self._run("INSERT INTO words(words) VALUES('optimize')")
-        self._run("PRAGMA wal_checkpoint(TRUNCATE)")
-
-    def remove(self, documents: Sequence[int], erase: bool = False) -> None:
-        """Remove whole documents; with `erase` the log is emptied, too."""
-        tables = ["words", "vectors", *(["codes"] if self._blobs else []), "passages"]
-        of_document = "SELECT id FROM passages WHERE document = ?"
-        with self._db:
-            for document in documents:
-                ids = self._db.execute(of_document, (document,)).fetchall()
-                for table in tables:
-                    key = "rowid" if table == "words" else "id"
-                    self._db.executemany(f"DELETE FROM {table} WHERE {key} = ?", ids)  # noqa: S608 - names of ours
-        if erase:
-            self.tidy()
-
-    def tidy(self) -> None:
-        """Bring the log into the file and empty it."""
-        if self._merged:
-            self._run("INSERT INTO words(words) VALUES('optimize')")
-        self._run("PRAGMA wal_checkpoint(TRUNCATE)")
-
-    def rebuild(self) -> None:
-        """Merge the index of words and give free pages back."""
-        self._run("INSERT INTO words(words) VALUES('optimize')", "VACUUM")
-        self.tidy()
-
-    def words(self, text: str, _: Vectors) -> Found:
-        """BM25."""
-        query = " OR ".join(f'"{word}"' for word in text.split())
-        sql = "SELECT rowid, text FROM words WHERE words MATCH ? ORDER BY rank LIMIT ?"
-        return self._ids(sql, query, K)
-
-    def exact(self, _: str, vector: Vectors) -> Found:
-        """Every vector is compared."""
-        sql = "SELECT id FROM vectors WHERE vector MATCH ? AND k = ?"
-        if self._blobs:
-            sql = "SELECT id FROM vectors ORDER BY vec_distance_l2(vector, ?) LIMIT ?"
-        return self._with_texts(sql, vector.tobytes(), K)
-
-    def binary(self, _: str, vector: Vectors) -> Found:
-        """Signs are compared, and of the nearest 80 the vectors."""
-        near = "bits MATCH vec_quantize_binary(?1) AND k = ?3"
-        if self._blobs:
-            order = "vec_distance_hamming(vec_bit(bits), vec_quantize_binary(?1))"
-            near = f"id IN (SELECT id FROM codes ORDER BY {order} LIMIT ?3)"  # noqa: S608 - ours
-        sql = f"SELECT id FROM vectors WHERE {near} ORDER BY vec_distance_l2(vector, ?1) LIMIT ?2"  # noqa: S608 - ours
-        return self._with_texts(sql, vector.tobytes(), K, CANDIDATES)
-
-    def _ids(self, sql: str, *values: object) -> Found:
-        return [row[0] for row in self._db.execute(sql, values)]
-
-    def _with_texts(self, sql: str, *values: object) -> Found:
-        ids = self._ids(sql, *values)
-        marks = ",".join("?" * len(ids))
-        self._ids(f"SELECT text FROM words WHERE rowid IN ({marks})", *ids)  # noqa: S608 - marks
-        return ids
-
-    def ways(self) -> dict[str, Way]:
-        """The searches by name."""
-        return {"bm25": self.words, "exact": self.exact, "binary, re-ranked": self.binary}
-
-    def counts(self) -> list[Counter[int]]:
-        """Passages of each document, in every table."""
-        tables = [("words", "rowid"), ("vectors", "id"), ("passages", "id")]
-        numbers = [self._ids(f"SELECT {key} FROM {table}") for table, key in tables]  # noqa: S608 - ours
-        self._run("INSERT INTO words(words) VALUES('integrity-check')")
-        return [Counter(number // OF_DOCUMENT for number in found) for found in numbers]
-
-    def older(self, document: int) -> bool:
-        """There are no older versions."""
-        return False
-
-
-class Arrays:
-    """BM25S and NumPy, for reference: built and searched, never changed."""
-
-    def __init__(self, path: Path) -> None:
-        self._bm25s, self._path = import_module("bm25s"), path
-        self._texts: list[str] = []
-        self._vectors: list[Vectors] = []
-        self._index: Any = None
-        if path.exists():
-            self._index = self._bm25s.BM25.load(path / "words", mmap=True)
-            self._held = np.load(path / "vectors.npy", mmap_mode="r")
-
-    def add(self, block: Block) -> None:
-        """Hold these passages."""
-        self._texts += block.texts
-        self._vectors.append(block.vectors)
-
-    def finish(self) -> None:
-        """Make the index."""
-        index = self._bm25s.BM25(k1=1.2, b=0.75)
-        index.index([text.split() for text in self._texts], show_progress=False)
-        index.save(self._path / "words")
-        np.save(self._path / "vectors.npy", np.concatenate(self._vectors))
-
-    def words(self, text: str, _: Vectors) -> Found:
-        """BM25."""
-        found: Found = self._index.retrieve([text.split()], k=K, show_progress=False)[0][0].tolist()
-        return found
-
-    def exact(self, _: str, vector: Vectors) -> Found:
-        """Every vector is compared."""
-        scores = self._held @ vector
-        best = np.argpartition(-scores, K)[:K]
-        found: Found = best[np.argsort(-scores[best])].tolist()
-        return found
-
-    def ways(self) -> dict[str, Way]:
-        """The searches by name."""
-        return {"bm25": self.words, "exact": self.exact}
-
-
-Engine = Lance | SQLite | Arrays
-ENGINES: dict[str, Callable[[Path], Engine]] = {
-    "lancedb": Lance,
-    "sqlite-vec0": SQLite,
-    "sqlite-blobs": lambda path: SQLite(path, blobs=True),
-    "sqlite-merged": lambda path: SQLite(path, merged=True),
-    "arrays": Arrays,
-}
 
 
 def fused(rankings: Iterable[Found]) -> Found:
@@ -496,7 +218,7 @@ def overlap(found: Sequence[Found], wanted: Sequence[Found]) -> float:
 
 def child(*arguments: object) -> subprocess.Popen[str]:
     """This program in another process."""
-    command = [sys.executable, __file__, *map(str, arguments)]
+    command = [sys.executable, "-m", "benchmarks.index_engines", *map(str, arguments)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)  # noqa: S603 - this program
 
 
@@ -639,7 +361,7 @@ def rows(result: Any) -> Iterator[tuple[str, str]]:
         "peak memory of the searching process (before it opens), MiB",
         f"{found['peak_mib']:.0f} ({found['peak_before_mib']:.0f})",
     )
-    if "add" not in result:
+    if "erase" not in result:
         return
     yield "one document added, ms", times(result["add"])
     yield "BM25 after 20 are added, ms", times(result["search_after_adding"]["bm25"])
@@ -650,19 +372,12 @@ def rows(result: Any) -> Iterator[tuple[str, str]]:
     if "half_rebuilt" not in result:
         return
     yield "half removed, s", f"{result['remove_half_s']} ({result['removed']:.0%})"
-    for label, key in (
-        ("", "half_removed"),
-        ("tidied ", "half_tidied"),
-        ("rebuilt ", "half_rebuilt"),
-    ):
-        took = (
-            f" after {result[key.replace('ied', 'y').replace('built', 'build') + '_s']} s"
-            if label
-            else ""
-        )
+    took = {"half_tidied": "half_tidy_s", "half_rebuilt": "half_rebuild_s"}
+    for key in ("half_removed", *took):
         size, left, *older = result[key]
+        after = f" after {result[took[key]]} s" if key in took else ""
         older_too = ", older versions" if any(older) else ""
-        yield f"{label}then: size, MiB; traces", f"{size}{took}; {left}{older_too}"
+        yield f"{key.replace('_', ' ')}: size, MiB; traces", f"{size}{after}; {left}{older_too}"
     if "killed" in result:
         *kills, _ = result["killed"]
         good = [all(v for k, v in kill.items() if k not in ("committed", "held")) for kill in kills]
