@@ -345,7 +345,8 @@ def rows(result: Any) -> Iterator[tuple[str, str]]:
     """What the table says of one engine: a label and a cell each."""
 
     def times(values: dict[str, float]) -> str:
-        return f"{values['median_ms']:.3g} / {values['largest_ms']:.3g}"
+        figures = values["median_ms"], values["largest_ms"]
+        return " / ".join(f"{one:,.0f}" if one >= 100 else f"{one:.3g}" for one in figures)
 
     yield "build: load, then index, s", f"{result['load_s']} + {result['index_s']}"
     yield "size on disk, MiB", f"{result['size_mib']}"
