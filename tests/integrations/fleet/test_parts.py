@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import inspect
 import json
-from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,9 +12,7 @@ import yaml
 from ray import serve
 from ray.serve.schema import ServeDeploySchema
 
-from rag_windows import InputError, Passage, PassageCache, WindowedLM
-from rag_windows.cli.options import LoadOptions, SearchOptions, fleet_options
-from rag_windows.integration import method_of
+from rag_windows import Passage, PassageCache, WindowedLM
 from rag_windows_retrievers import BM25Retriever
 from rag_windows_server import Settings, create_app
 from rag_windows_server.errors import ApiError
@@ -74,24 +70,6 @@ def test_readers_are_started_as_questions_come_in(deployments: dict[str, Any]) -
 def test_fewer_readers_at_most_than_at_least() -> None:
     with pytest.raises(ValueError, match="at least replicas=3, not 2"):
         FleetOptions(replicas=3, max_replicas=2)
-
-
-def test_the_command_s_options_become_those_of_a_fleet(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    search = SearchOptions(docs=["notes", "s3://shelf/notes"])
-    model = LoadOptions(model="owner/name", rag_scale=0.9, cache_dir="cache", shared="store")
-    made = fleet_options(search, model, replicas=2)
-    assert made.docs == (str(tmp_path / "notes"), "s3://shelf/notes")
-    assert (made.model, made.replicas) == ("owner/name", 2)
-    assert (made.cache_dir, made.shared) == (str(tmp_path / "cache"), str(tmp_path / "store"))
-    assert method_of(made.method or "").name == "ape"
-    assert made == FleetOptions.model_validate_json(made.model_dump_json())
-    none = fleet_options(search, replace(model, no_cache=True), cache_memory=None)
-    assert none.load_cache() is None
-    with pytest.raises(InputError, match="at least replicas=3, not 2"):
-        fleet_options(search, model, replicas=3, max_replicas=2)
 
 
 def test_a_fleet_without_a_cache() -> None:
