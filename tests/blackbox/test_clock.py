@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from rag_windows import PassageCache, WindowedLM
-from rag_windows.prompt.tools import ToolFormat
+from rag_windows import PassageCache, WindowedLM, integration
 from tests.rag_windows import small
 
 PASSAGES = ["The lake is deep and cold.", "The tower is old."]
@@ -76,7 +75,7 @@ def test_tools_are_understood_under_a_clock() -> None:
     tokenizer = copy.deepcopy(small.tokenizer())
     tokenizer.chat_template = template
     for _ in range(5):
-        assert ToolFormat.of(tokenizer, {}).begin == "<call>"
+        assert integration.ToolFormat.of(tokenizer, {}).begin == "<call>"
 
 
 @pytest.mark.parametrize(

@@ -78,6 +78,11 @@ def lm() -> WindowedLM:
     return wrapped()
 
 
+def before(text: str, *stop: str) -> str:
+    """What of a text stands in front of all of these strings."""
+    return min((text.partition(one)[0] for one in stop), key=len, default=text)
+
+
 @contextmanager
 def passes() -> Iterator[list[int]]:
     """How many tokens each forward pass embeds meanwhile, of whatever model, in any thread.
