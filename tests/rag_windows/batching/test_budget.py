@@ -23,7 +23,7 @@ from rag_windows.batching import questions
 from rag_windows.batching.budget import Budget, Sizes
 from tests.parity import zoo
 from tests.rag_windows import small
-from tests.rag_windows.test_batching import (
+from tests.rag_windows.batching.test_scheduler import (
     ASK,
     PASSAGES,
     WAIT,

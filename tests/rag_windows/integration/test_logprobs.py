@@ -13,7 +13,7 @@ from rag_windows.results import TokenLogprob
 from tests import tool_models
 from tests.fixtures_tokenizers import NAMES, build
 from tests.rag_windows import small
-from tests.rag_windows.test_reasoning import MISTRAL, OPENED, QWEN, scripted
+from tests.rag_windows.prompt.test_reasoning import MISTRAL, OPENED, QWEN, scripted
 
 TEXT = "Zoë's café in 東京 costs 5 € 😀.\n\nIt opens at 9."
 KINDS = (*NAMES, "small")
