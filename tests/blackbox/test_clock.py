@@ -29,12 +29,8 @@ FINE = {
 
 
 def wrapped(clock: str, *, cache: bool = False, **options: Any) -> WindowedLM:
-    tokenizer = copy.deepcopy(small.tokenizer())
-    tokenizer.chat_template = clock + TAIL
     stored = PassageCache(memory="64MiB") if cache else None
-    return WindowedLM.from_pretrained(
-        small.model(), tokenizer=tokenizer, cache=stored, method="pcw", **options
-    )
+    return small.templated(clock + TAIL, cache=stored, method="pcw", **options)
 
 
 @pytest.mark.parametrize("query", ["How deep?", SYSTEM, CONTINUED], ids=["one", "two", "begun"])

@@ -8,11 +8,10 @@ was stored under that key; afterwards each key must hold what some order of the 
 from __future__ import annotations
 
 import os
-import sys
 import tempfile
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor, wait
 from functools import partial
 from pathlib import Path
@@ -235,15 +234,6 @@ CASES: dict[str, tuple[Callable[[], Shelf], int, int]] = {
     "cache": (partial(Shelf, "cache"), 15, 300),
     "cache, evicting": (partial(Shelf, "cache", roomy=False), 15, 300),
 }
-
-
-@pytest.fixture
-def eager_switching() -> Iterator[None]:
-    """Threads take turns after 20 microseconds instead of 5 milliseconds."""
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(2e-5)
-    yield
-    sys.setswitchinterval(before)
 
 
 @pytest.mark.usefixtures("eager_switching")

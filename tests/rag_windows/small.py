@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -70,6 +71,13 @@ def model(seed: int = 0) -> LlamaForCausalLM:
 def wrapped(**options: Any) -> WindowedLM:
     """An engine of its own on the shared model."""
     return WindowedLM.from_pretrained(model(), tokenizer=tokenizer(), **options)
+
+
+def templated(template: str | None, **options: Any) -> WindowedLM:
+    """The shared model with another chat template, or with none."""
+    made = copy.deepcopy(tokenizer())
+    made.chat_template = template
+    return WindowedLM.from_pretrained(model(), tokenizer=made, **options)
 
 
 @cache

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import gc
 import random
-import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
@@ -406,15 +405,6 @@ def test_collecting_garbage_amid_any_call_does_not_wait_for_it() -> None:
     gc.collect()
     tier.clear()
     assert tier.stats().bytes == 0
-
-
-@pytest.fixture
-def eager_switching() -> Iterator[None]:
-    """Threads take turns after 20 microseconds instead of 5 milliseconds."""
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(2e-5)
-    yield
-    sys.setswitchinterval(before)
 
 
 @pytest.mark.usefixtures("eager_switching")
