@@ -124,22 +124,31 @@ async def test_nobody_waits_or_is_refused_while_a_reader_is_free() -> None:
     assert (await order())[0] == "a"
 
 
-async def test_the_server_itself_refuses_what_a_front_could_not_read() -> None:
+def reading(settings: Settings, retriever: BM25Retriever | None = None) -> Any:
+    """A reader outside of any cluster."""
     lm = WindowedLM.from_pretrained("tiny-reader", cache=PassageCache("1MiB"), device_map="cpu")
     reader: Any = Reader.__new__(Reader)
     reader.name, reader._failed, reader._lm = "one", False, lm
-    reader._app = create_app(lm, Settings(most_body_bytes=10, idle_s=1))
-    headers = [(b"content-type", b"application/json"), (b"x-request-id", b"one\ntwo")]
-    scope: dict[str, Any] = {
-        "type": "http",
-        "method": "POST",
-        "path": "/v1/chat/completions",
-        "headers": headers,
-    }
-    scope |= {"query_string": b"", "root_path": "", "asgi": {"version": "3.0"}}
+    reader._app = create_app(lm, settings, retriever)
+    return reader
+
+
+SCOPE: dict[str, Any] = {
+    "type": "http",
+    "method": "POST",
+    "path": "/v1/chat/completions",
+    "headers": [(b"content-type", b"application/json"), (b"x-request-id", b"one\ntwo")],
+    "query_string": b"",
+    "root_path": "",
+    "asgi": {"version": "3.0"},
+}
+
+
+async def test_the_server_itself_refuses_what_a_front_could_not_read() -> None:
+    reader = reading(Settings(most_body_bytes=10, idle_s=1))
     for relayed, status, code in (
-        (Relayed(scope, b"{", late=True), 408, "timeout"),
-        (Relayed(scope, b"{" * 11), 413, "body_too_large"),
+        (Relayed(SCOPE, b"{", late=True), 408, "timeout"),
+        (Relayed(SCOPE, b"{" * 11), 413, "body_too_large"),
     ):
         name, messages = await reader.whole(relayed)
         assert (name, messages[0]["status"]) == ("one", status)
@@ -229,23 +238,13 @@ async def test_a_refusal_has_its_status() -> None:
 
 
 async def test_a_new_reader_learns_what_was_deleted() -> None:
-    lm = WindowedLM.from_pretrained("tiny-reader", cache=PassageCache("1MiB"), device_map="cpu")
     texts = ("Zelwick makes cheese.", "Zelwick lies in Sulava.")
     own = BM25Retriever([Passage(text, id=f"z#{i}") for i, text in enumerate(texts, 1)])
-    reader: Any = Reader.__new__(Reader)
-    reader.name, reader._failed, reader._lm = "one", False, lm
-    reader._app = create_app(lm, Settings(), own)
+    reader = reading(Settings(), own)
     given = {"model": "tiny-reader", "messages": [{"role": "user", "content": "Zelwick?"}]}
-    scope: dict[str, Any] = {
-        "type": "http",
-        "method": "POST",
-        "path": "/v1/chat/completions",
-        "headers": [(b"content-type", b"application/json")],
-    }
-    scope |= {"query_string": b"", "root_path": "", "asgi": {"version": "3.0"}}
     found = []
     for deleted in (frozenset[str](), frozenset({"z#2"}), frozenset({"z"})):
-        relayed = Relayed(scope, json.dumps(given).encode(), deleted=deleted)
+        relayed = Relayed(SCOPE, json.dumps(given).encode(), deleted=deleted)
         _, messages = await reader.whole(relayed)
         answer = json.loads(messages[1]["body"])
         found.append([one["id"] for one in answer["choices"][0]["message"]["citations"]])

@@ -15,10 +15,9 @@ from typing import Any
 import httpx
 import pytest
 
-from rag_windows import InputError, PassageCache, WindowedLM
+from rag_windows import InputError, PassageCache, Scheduler, WindowedLM
 from rag_windows_retrievers import BM25Retriever
 from rag_windows_server import Keys, Settings, create_app
-from rag_windows_server.answering import Answering
 from tests.integrations.server.conftest import asking
 from tests.integrations.server.test_chat import DOCUMENTS, QUESTION, ask, body
 from tests.rag_windows import small
@@ -208,10 +207,11 @@ async def test_no_texts_in_logs(
         assert answer.headers["x-request-id"] in caplog.text
         assert "user=u" in caplog.text
 
-        def fails(*_: Any) -> None:
+        def fails(*_: Any, **__: Any) -> None:
             raise ValueError(f"about {QUESTION}")
 
-        monkeypatch.setattr(Answering, "_prepared", fails)
+        monkeypatch.setattr(Scheduler, "submit", fails)
+        monkeypatch.setattr(Scheduler, "answer", fails)
         for streamed in (False, True):
             asked = body(documents=DOCUMENTS, stream=streamed)
             failed = await client.post("/v1/chat/completions", json=asked)
