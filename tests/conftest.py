@@ -93,6 +93,15 @@ def seeded() -> None:
     torch.manual_seed(0)
 
 
+@pytest.fixture
+def eager_switching() -> Iterator[None]:
+    """Threads take turns after 20 microseconds, not 5 milliseconds: shared state would show."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(2e-5)
+    yield
+    sys.setswitchinterval(before)
+
+
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     """A Chromium that is already there; Playwright's own are never downloaded."""

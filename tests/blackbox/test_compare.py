@@ -29,6 +29,7 @@ from rag_windows import (
     Method,
     MethodError,
     MissingExtraError,
+    Neighbours,
     Passage,
     PassageCache,
     Profile,
@@ -38,8 +39,6 @@ from rag_windows import (
     calibration,
     with_neighbours,
 )
-from rag_windows.calibration.words import contains
-from rag_windows.methods import resolve
 from tests.rag_windows import small
 from training.tasks import draw_case
 
@@ -89,13 +88,12 @@ def test_chunks_are_encoded_as_each_method_does_it() -> None:
         for one in examples()
         for each in [list(enumerate(map(Passage.of, one.passages)))]
     ]
-    methods = ("pcw", "neighbours+pcw", "neighbours:chunks=1+pcw")
-    together = compare(given, methods=methods)
-    for name in methods:
-        method = resolve(name)
-        alone = compare(given, methods=[name]).setting(method)
+    methods = (PCW(), Neighbours(reader=PCW()), Neighbours(1, reader=PCW()))
+    together = compare(given, methods=["pcw", "neighbours+pcw", "neighbours:chunks=1+pcw"])
+    for method in methods:
+        alone = compare(given, methods=[method]).setting(method)
         assert together.setting(method).figures == alone.figures
-    values = {together.setting(resolve(one)).figures["divergence"].value for one in methods}
+    values = {together.setting(one).figures["divergence"].value for one in methods}
     assert len(values) == 3
 
 
@@ -127,7 +125,7 @@ def test_figures_are_those_of_the_distributions(by: Any) -> None:
             rows = along(method, gold)
             total = sum(rows[place, id] for place, id in enumerate(gold))
             said = lm.generate_ids(contexts[method], query, max_new_tokens=3)
-            right = contains(lm.tokenizer.decode(said), one.answers[0])
+            right = calibration.contains(lm.tokenizer.decode(said), one.answers[0])
             figures = {"contains": right, "log-probability": float(total)}
         else:
             answer = lm.generate_ids(contexts["sequential"], query, max_new_tokens=3)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from rag_windows import APE, PCW, ProfileError, WindowedLM
-from tests.blackbox.conftest import Run
+from tests.blackbox.conftest import Run, invoke
 from tests.rag_windows import small
 
 DEEP = "[" * 100_000 + "]" * 100_000
@@ -93,10 +93,6 @@ def test_damaged_lines_give_one_clear_error(
 @pytest.fixture(scope="session")
 def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a run over four conversations; two have more tokens than the model takes."""
-    from typer.testing import CliRunner
-
-    from rag_windows.cli.commands import app
-
     folder = tmp_path_factory.mktemp("evaluation")
     rows = [
         {
@@ -110,7 +106,7 @@ def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         )
     ]
     (folder / "data.json").write_text(json.dumps(rows), encoding="utf-8")
-    result = CliRunner().invoke(app, _command(folder))
+    result = invoke(*_command(folder))
     assert result.exit_code == 2
     assert "count as empty: 2" in result.stderr
     return folder

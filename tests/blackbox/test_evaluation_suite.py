@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from rag_windows import METHODS as ALL
 from rag_windows import Passage
 from rag_windows_eval.cli.suite import duration
 from rag_windows_eval.connected import CONNECTED, ConnectedTask
@@ -272,13 +273,12 @@ def test_times_are_told_as_people_do(seconds: float, words: str) -> None:
 
 
 def test_arms_of_all_methods_are_all() -> None:
-    from rag_windows.methods.registry import method_rows
     from rag_windows_eval.cli.app import SuiteOptions
     from rag_windows_eval.cli.running import compared
 
     found = [arm.label for arm in compared(SuiteOptions(), [None])]
     assert found[0] == "sequential"
-    assert sorted(found) == sorted(row["name"] for row in method_rows())
+    assert sorted(found) == sorted(ALL)
     assert all(isinstance(arm, Condition) for arm in compared(SuiteOptions(methods="pcw"), [None]))
 
 

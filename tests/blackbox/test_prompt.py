@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 from typing import Any
 
@@ -156,13 +155,6 @@ def said(*turns: str) -> list[dict[str, str]]:
     return [{"role": role, "content": content} for role, content in pairs]
 
 
-def with_template(template: str) -> WindowedLM:
-    """A random model with a byte tokenizer and this chat template."""
-    tokenizer = copy.deepcopy(small.tokenizer())
-    tokenizer.chat_template = template
-    return WindowedLM.from_pretrained(small.model(), tokenizer=tokenizer)
-
-
 TRIMMED = small.TEMPLATE.replace("m.content", "m.content | trim")
 IN_TURN = (
     "<s>{% for m in messages %}"
@@ -189,7 +181,7 @@ CONVERSATIONS = {
 @pytest.mark.parametrize("template", [small.TEMPLATE, TRIMMED], ids=["kept", "trimmed"])
 @pytest.mark.parametrize("name", CONVERSATIONS)
 def test_a_conversation_is_written_as_transformers_writes_it(name: str, template: str) -> None:
-    lm, messages = with_template(template), CONVERSATIONS[name]
+    lm, messages = small.templated(template), CONVERSATIONS[name]
     begun = messages[-1]["role"] == "assistant"
     ending = {"continue_final_message" if begun else "add_generation_prompt": True}
     expected = lm.tokenizer.apply_chat_template(messages, tokenize=False, **ending)
@@ -233,7 +225,7 @@ def test_windows_are_found_again_whatever_follows_the_question(passages: list[Pa
 
 
 def test_only_what_the_template_refuses_is_refused(passages: list[Passage]) -> None:
-    in_turn, deaf = with_template(IN_TURN), with_template(DEAF)
+    in_turn, deaf = small.templated(IN_TURN), small.templated(DEAF)
     assert asked(in_turn, said("user: A?", "assistant: B"), ["The harbour is old."])
     for messages in (
         said("user: A?", "system: B."),
@@ -247,13 +239,12 @@ def test_only_what_the_template_refuses_is_refused(passages: list[Passage]) -> N
     with pytest.raises(RagWindowsError, match="question is blank"):
         deaf.generate(said("user:  ", "system: B."), max_new_tokens=1)
     with pytest.raises(RagWindowsError, match="this conversation has none"):
-        with_template(small.TEMPLATE).generate(said("system: A."), passages)
+        small.templated(small.TEMPLATE).generate(said("system: A."), passages)
 
 
-def test_a_model_without_a_template_goes_on_with_the_answer(small_lm: WindowedLM) -> None:
-    bare = copy.deepcopy(small.tokenizer())
-    bare.chat_template = None
-    lm = WindowedLM.from_pretrained(small_lm.model, tokenizer=bare)
+def test_a_model_without_a_template_goes_on_with_the_answer() -> None:
+    lm = small.templated(None)
+    bare = lm.tokenizer
     begun = said("system: A.", "user: B?", "system: C.", "assistant: D")
     assert bare.decode(asked(lm, begun, [])) == "A.\n\nQuestion: B?\nC.\n\nAnswer: D"
     later = said("user: B?", "assistant: C", "system: D.")

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from rag_windows.cache.entry_file import FormatError, header_length, read_header
+from rag_windows.cache import entry_file
 from tests.rag_windows.cache.disk_cases import (
     FULL,
     System,
@@ -43,7 +43,7 @@ def whole(tmp_path: Path) -> bytes:
 
 
 def end_of_header(data: bytes) -> int:
-    return header_length(data[:8])
+    return entry_file.header_length(data[:8])
 
 
 def flipped(data: bytes, bits: list[int]) -> Iterator[bytes]:
@@ -104,10 +104,10 @@ def test_damaged_files_are_misses_and_deleted(
 
 def test_every_header_bit_is_proved(whole: bytes) -> None:
     end = end_of_header(whole)
-    read_header(whole[:end], key_of(VICTIM))
+    entry_file.read_header(whole[:end], key_of(VICTIM))
     for changed in flipped(whole[:end], list(range(8 * end))):
-        with pytest.raises(FormatError):
-            read_header(changed[: header_length(changed[:8])], key_of(VICTIM))
+        with pytest.raises(entry_file.FormatError):
+            entry_file.read_header(changed[: end_of_header(changed)], key_of(VICTIM))
 
 
 def test_payload_bits_of_a_large_file(tmp_path: Path, whole: bytes) -> None:

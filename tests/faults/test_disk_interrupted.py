@@ -15,10 +15,10 @@ import sqlite3
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from rag_windows.cache.disk import DiskTier
 from tests.rag_windows.cache.disk_cases import (
     FULL,
     STATEMENTS,
@@ -41,35 +41,35 @@ from tests.rag_windows.cache.disk_cases import (
 NEW = 100
 ALL = range(NEW + 1)
 LIMIT = 12_000
-Work = Callable[[Path], DiskTier]
+Work = Callable[[Path], Any]
 
 
-def store(folder: Path) -> DiskTier:
+def store(folder: Path) -> Any:
     user = tier(folder, LIMIT)
     user.put(key_of(NEW), entry_of(NEW))
     return user
 
 
-def make_room(folder: Path) -> DiskTier:
+def make_room(folder: Path) -> Any:
     user = tier(folder, LIMIT)
     user.get_many([key_of(NEW)] * 5)
     user.put(key_of(NEW), entry_of(NEW))
     return user
 
 
-def label(folder: Path) -> DiskTier:
+def label(folder: Path) -> Any:
     user = tier(folder, LIMIT)
     user.add_labels(key_of(1), ["copy"])
     return user
 
 
-def ask(folder: Path) -> DiskTier:
+def ask(folder: Path) -> Any:
     user = tier(folder, LIMIT)
     assert held(user, ALL) in ([1], [])
     return user
 
 
-def maintain(folder: Path) -> DiskTier:
+def maintain(folder: Path) -> Any:
     user = label(folder)
     user.get_many([key_of(1)])
     user.labels([key_of(1)])

@@ -19,11 +19,7 @@ import pytest
 import torch
 
 from rag_windows import PassageCache, WindowedLM
-from rag_windows.cache import remote
-from rag_windows.cache import shared as module
-from rag_windows.cache.shared import SharedTier
-from rag_windows.kv import Window
-from rag_windows.prefill import ToEncode, complete
+from rag_windows.cache import remote, shared
 from tests.rag_windows import small
 from tests.rag_windows.cache.disk_cases import FULL, end_of, in_child, key_of, right
 from tests.rag_windows.cache.shared_cases import between, fresh, labelled
@@ -119,11 +115,11 @@ def never_left_alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def in_parts(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     """In every second round entries are read in parts."""
-    monkeypatch.setattr(module, "_PART_BYTES", 2048 if number % 2 else 8 << 20)
+    monkeypatch.setattr(shared, "_PART_BYTES", 2048 if number % 2 else 8 << 20)
 
 
 def test_the_tier_gives_right_entries_or_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    store, tier = Unreliable(1), SharedTier(fresh())
+    store, tier = Unreliable(1), shared.SharedTier(fresh())
     between(tier, store)
     draw = random.Random(2)
     found, slowest = 0, 0.0
@@ -150,11 +146,9 @@ def test_the_tier_gives_right_entries_or_none(monkeypatch: pytest.MonkeyPatch) -
 
 
 @cache
-def reference() -> dict[tuple[int, ...], Window]:
+def reference() -> dict[tuple[int, ...], Any]:
     """Windows as they are without any cache."""
-    encoder = small.lm().engine.plain_encoder
-    asked = ToEncode(PREFIX, WINDOWS, small.lm().method)
-    return {one.ids: one for one in complete(encoder.prefill(asked)).windows}
+    return {one.ids: one for one in small.lm().encode_ids(PREFIX, WINDOWS).each}
 
 
 PREFIX = tuple(range(10, 15))
@@ -174,7 +168,7 @@ def test_requests_get_right_windows_from_many_machines(monkeypatch: pytest.Monke
         between(cache, store)
         lm = model.with_cache(cache)
         asked = draw.sample(WINDOWS, 3)
-        made = complete(lm.engine.encoder.prefill(ToEncode(PREFIX, asked, lm.method))).windows
+        made = lm.encode_ids(PREFIX, asked).each
         for ids, window in zip(asked, made, strict=True):
             wanted = reference()[ids]
             assert (window.ids, window.start) == (ids, wanted.start)
@@ -192,7 +186,7 @@ def test_requests_get_right_windows_from_many_machines(monkeypatch: pytest.Monke
 
 
 def mixed_operations(folder: Path, seed: int) -> None:
-    draw, tier = random.Random(seed), SharedTier(str(folder))
+    draw, tier = random.Random(seed), shared.SharedTier(str(folder))
     for number in range(OPERATIONS):
         one, chance = draw.choice(NUMBERS), draw.random()
         if chance < 0.5:
@@ -213,7 +207,7 @@ def mixed_operations(folder: Path, seed: int) -> None:
 
 def one_folder(folder: Path, seed: int) -> None:
     """Puts and removes the one entry of a folder, which so is made and removed all the time."""
-    tier = SharedTier(str(folder))
+    tier = shared.SharedTier(str(folder))
     for _ in range(OPERATIONS):
         assert tier.put(key_of(1), labelled(1))
         tier.remove([key_of(1)])
@@ -236,7 +230,7 @@ def test_processes_share_a_folder_and_one_of_them_is_killed(tmp_path: Path) -> N
     time.sleep(0.2)
     os.kill(children[0], signal.SIGKILL)
     assert [end_of(child) for child in children] == [-signal.SIGKILL, 0, 0, 0]
-    tier = SharedTier(str(tmp_path))
+    tier = shared.SharedTier(str(tmp_path))
     tier.prune(time.time() + 100_000)
     held = {path.name for path in tmp_path.rglob("*") if path.is_file()}
     assert not [name for name in held if name.endswith(".tmp") and "safetensors" in name]

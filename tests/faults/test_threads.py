@@ -8,13 +8,13 @@ was stored under that key; afterwards each key must hold what some order of the 
 from __future__ import annotations
 
 import os
-import sys
 import tempfile
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor, wait
 from functools import partial
+from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
@@ -25,11 +25,8 @@ from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_a
 
 from rag_windows import PassageCache
 from rag_windows.cache.arena import ArenaTier
-from rag_windows.cache.codec import Entry
-from rag_windows.cache.disk import DiskTier
 from rag_windows.cache.memory import MemoryTier
-from rag_windows.kv import Window
-from tests.rag_windows.cache.disk_cases import FULL, key_of
+from tests.rag_windows.cache.disk_cases import FULL, entry, key_of, tier
 
 THREADS = 16
 EVERY = range(6)
@@ -43,13 +40,12 @@ Operation = tuple[str, int, int]
 """What, on which key, with which version."""
 
 
-def entry_of(number: int, version: int) -> Entry:
+def entry_of(number: int, version: int) -> Any:
     """Its ids, numbers and size say which it is."""
     value = float(100 * number + version)
     ids = number, version, *range(version % 3)
-    tensors = tuple(torch.full((2, len(ids), 2), value + layer) for layer in range(2))
-    window = Window(ids, 1, keys=tensors[:1], values=tensors[1:])
-    return Entry(window, 0.01 * (1 + number), (KEYS[number],), 0.0)
+    tensors = [torch.full((2, len(ids), 2), value + layer) for layer in range(2)]
+    return entry(ids, 1, tensors, 0.01 * (1 + number), (KEYS[number],), 0.0)
 
 
 ENTRIES = {
@@ -57,7 +53,7 @@ ENTRIES = {
 }
 
 
-def version_of(number: int, entry: Entry) -> int:
+def version_of(number: int, entry: Any) -> int:
     """Which version of a key an entry is; fails unless every part of it is that one's."""
     window = entry.window
     # What was on disk does not know its ids, so the numbers tell.
@@ -93,7 +89,7 @@ class Shelf:
         elif kind == "arena":
             self._tier = ArenaTier(ROOM if roomy else TIGHT_ARENA, torch.device("cpu"))
         elif kind == "disk":
-            self._tier = DiskTier(self._folder.name, disk)
+            self._tier = tier(Path(self._folder.name), disk)
         else:
             self._tier = PassageCache(memory, disk=disk, path=self._folder.name)
 
@@ -104,7 +100,7 @@ class Shelf:
         self._tier.keep(key, entry, self._tier.epoch, wait=True)
         return True
 
-    def get(self, numbers: Iterable[int]) -> dict[int, Entry]:
+    def get(self, numbers: Iterable[int]) -> dict[int, Any]:
         keys = [KEYS[number] for number in numbers]
         if self._kind != "cache":
             found = self._tier.get_many(keys)
@@ -238,15 +234,6 @@ CASES: dict[str, tuple[Callable[[], Shelf], int, int]] = {
     "cache": (partial(Shelf, "cache"), 15, 300),
     "cache, evicting": (partial(Shelf, "cache", roomy=False), 15, 300),
 }
-
-
-@pytest.fixture
-def eager_switching() -> Iterator[None]:
-    """Threads take turns after 20 microseconds instead of 5 milliseconds."""
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(2e-5)
-    yield
-    sys.setswitchinterval(before)
 
 
 @pytest.mark.usefixtures("eager_switching")

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
@@ -18,19 +17,11 @@ from . import dense, engine, tolerances, zoo
 from .cases import Case, case
 from .dense import Rule
 
+pytestmark = pytest.mark.usefixtures("eager_switching")
 THREADS = 16
 ROUNDS = 2
 FORMS: tuple[Any, ...] = ("as used", "as printed", "fixed ratio")
 Answer = tuple[torch.Tensor, list[int]]
-
-
-@pytest.fixture(autouse=True)
-def eager_switching() -> Iterator[None]:
-    """Threads change places far more often than by default, so that shared state would show."""
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(1e-4)
-    yield
-    sys.setswitchinterval(before)
 
 
 def job(number: int) -> tuple[Case, Method]:

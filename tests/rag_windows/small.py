@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -72,10 +73,22 @@ def wrapped(**options: Any) -> WindowedLM:
     return WindowedLM.from_pretrained(model(), tokenizer=tokenizer(), **options)
 
 
+def templated(template: str | None, **options: Any) -> WindowedLM:
+    """The shared model with another chat template, or with none."""
+    made = copy.deepcopy(tokenizer())
+    made.chat_template = template
+    return WindowedLM.from_pretrained(model(), tokenizer=made, **options)
+
+
 @cache
 def lm() -> WindowedLM:
     """The wrapped model that tests share, method "ape"."""
     return wrapped()
+
+
+def before(text: str, *stop: str) -> str:
+    """What of a text stands in front of all of these strings."""
+    return min((text.partition(one)[0] for one in stop), key=len, default=text)
 
 
 @contextmanager

@@ -74,7 +74,7 @@ def test_stop_strings_end_every_way_of_decoding_where_the_whole_text_has_one(
             one.token_ids for one in (theirs, *theirs.alternatives)
         ]
         assert all(
-            one.text == min((other.text.partition(end)[0] for end in stop), key=len)
+            one.text == small.before(other.text, *stop)
             for one, other in zip(answers, (theirs, *theirs.alternatives), strict=True)
         )
         ended += len(ours.token_ids) < len(plain.token_ids)

@@ -19,14 +19,11 @@ def no_work() -> Iterator[None]:
 
 
 def test_a_long_passage_becomes_windows_that_cover_it() -> None:
-    lm = WindowedLM.from_pretrained(
-        small.model(), tokenizer=small.tokenizer(), max_window_tokens=200
-    )
-    passage = Passage(LONG, title="Long", id="p7")
-    parts = lm.engine.text.prompt.build("What?", [passage], max_window_tokens=200)
-    assert len(parts.windows) > 3
-    assert "".join(LONG[w.start : w.end] for w in parts.windows) == LONG
-    out = lm.generate("What?", ["Short.", passage], max_new_tokens=4)
+    lm = small.wrapped(max_window_tokens=200)
+    out = lm.generate("What?", ["Short.", Passage(LONG, title="Long", id="p7")], max_new_tokens=4)
+    windows = [one for one in out.windows if one.passage == 1]
+    assert len(windows) > 3
+    assert "".join(LONG[one.start : one.end] for one in windows) == LONG
     assert [(note.kind, note.passage) for note in out.notes] == [("split", 1)]
     assert out.citations is not None
     assert [c.id for c in out.citations] == [None, "p7"]

@@ -21,13 +21,14 @@ from rag_windows import (
     PassageCache,
     Sink,
     WindowedLM,
+    integration,
     with_neighbours,
 )
-from rag_windows.integration import keep_neighbours
-from rag_windows.passage import CHUNK_KEY, chunk_metadata, passage_of
 from tests.rag_windows import small
 
 TEXTS = ["Vara runs a press. ", "She left it in May. ", "It printed maps. ", "She came back. "]
+CHUNK_KEY = "rag_windows_chunk"
+"""The entry of metadata, which stays in stores."""
 CHUNKS = [Passage(text, id=f"d#{i}", document="d", index=i) for i, text in enumerate(TEXTS)]
 
 
@@ -89,10 +90,10 @@ def test_mappings_carry_chunks() -> None:
         "b", document="d", index=1, before=("a",)
     )
     whole = Passage("c", document="d", index=2, before=("a", "b"))
-    held = chunk_metadata(whole)
+    held = integration.chunk_metadata(whole)
     assert [type(one) for one in held.values()] == [str]
-    assert passage_of({"text": "c", "metadata": held}) == whole
-    assert chunk_metadata(Passage("c")) == {}
+    assert integration.passage_of({"text": "c", "metadata": held}) == whole
+    assert integration.chunk_metadata(Passage("c")) == {}
 
 
 def test_tokens_in_front_are_those_of_windows_of_their_own() -> None:
@@ -278,10 +279,10 @@ def test_documents_keep_their_neighbours_in_one_entry_that_no_model_sees(framewo
             node.relationships[NodeRelationship.SOURCE] = RelatedNodeInfo(node_id="d")
         documents[1].relationships[NodeRelationship.PREVIOUS] = RelatedNodeInfo(node_id="0")
     given = [dict(one.metadata) for one in documents]
-    kept = keep_neighbours(documents)
+    kept = integration.keep_neighbours(documents)
     assert [one.metadata for one in documents] == given
     assert kept[1].metadata.keys() - given[1].keys() == {CHUNK_KEY}
-    passage = passage_of(kept[1])
+    passage = integration.passage_of(kept[1])
     assert (passage.text, passage.before) == (TEXTS[1], (TEXTS[0],))
     assert (passage.document, passage.index) == ("d", 1)
     assert CHUNK_KEY not in passage.metadata
@@ -289,4 +290,4 @@ def test_documents_keep_their_neighbours_in_one_entry_that_no_model_sees(framewo
         for mode in ("llm", "embed"):
             assert CHUNK_KEY not in kept[1].get_content(metadata_mode=mode)
     with pytest.raises(InputError, match="For passages, use with_neighbours"):
-        keep_neighbours([CHUNKS[0]])
+        integration.keep_neighbours([CHUNKS[0]])

@@ -16,6 +16,11 @@ BRIDGE = "# The Halden Bridge\n\nThe bridge at Halden was built in 1931 by Mara 
 OLSEN = "Mara Olsen was born in Tirmouth. She studied law.\n"
 HOSTILE = "Lamps of [bold red]Halden[/] \x1b[31mred\x1b[0m \u202eback\u202c [/nonsense]"
 QUESTION = "Who built the bridge at Halden?"
+INSTRUCTION = (
+    "Answer the question with a short phrase, using the documents. If no document answers it, say "
+    "that it is not stated."
+)
+"""What commands send by themselves."""
 SHORT = ("--max-new-tokens", "12")
 
 Told = Callable[..., dict[str, Any]]

@@ -6,7 +6,6 @@ import io
 import json
 import re
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +13,6 @@ import pytest
 from pypdf import PdfWriter
 
 from rag_windows import WindowedLM
-from rag_windows.cli.options import reported_instead_of_bars
-from rag_windows.cli.render import progress
 from tests.blackbox.cli.conftest import BRIDGE, HOSTILE, QUESTION, Told, refused
 from tests.blackbox.conftest import Run
 
@@ -309,44 +306,6 @@ def test_long_work_is_told_on_standard_error(
     assert any(" of " in line for line in encoding), lines
     monkeypatch.setenv("RAG_WINDOWS_PROGRESS_S", "0")
     assert "so far" not in ask()["stderr"]
-
-
-@pytest.mark.parametrize("counts", [[(4, 4)], [(1, 4), (4, 4)]])
-def test_what_is_encoded_is_no_longer_called_so(
-    counts: list[tuple[int, int]],
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """A method may read the question over each passage for seconds before it answers."""
-    monkeypatch.setenv("RAG_WINDOWS_PROGRESS_S", "0.01")
-    with progress("Encoding the passages", "Reading the question") as counted:
-        for done, whole in counts:
-            counted(done, whole)
-            time.sleep(0.2)
-    lines = capsys.readouterr().err.splitlines()
-    assert lines[-1].startswith("Reading the question: ")
-    assert not any("4 of 4" in line for line in lines)
-    began = any(line.startswith("Encoding the passages: 1 of 4, ") for line in lines)
-    assert began == (len(counts) > 1)
-
-
-def test_weights_and_downloads_are_counted_and_no_bar_is_drawn(
-    model: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    told: list[tuple[int, int | None, str]] = []
-
-    def counted(done: int, whole: int | None, unit: str = "", /) -> None:
-        told.append((done, whole, unit))
-
-    with reported_instead_of_bars(counted) as settings:
-        WindowedLM.from_pretrained(model, **settings)
-        weights = len(told)
-        assert told == [(done, weights, "weights") for done in range(1, weights + 1)]
-        # As huggingface_hub does where it downloads weights.
-        with settings["tqdm_class"](total=100, unit="B", initial=10, desc="weights") as bar:
-            bar.update(40)
-    assert told[-1] == (50, 100, "B")
-    assert capsys.readouterr().err == ""
 
 
 def test_the_sample_corpus_says_which_model_answers(run: Run) -> None:

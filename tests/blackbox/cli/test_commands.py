@@ -14,8 +14,7 @@ from huggingface_hub import constants
 from tqdm import tqdm
 
 from rag_windows import APE, METHODS, Auto, MateICL, Profile, WindowedLM
-from rag_windows.cli.options import INSTRUCTION
-from tests.blackbox.cli.conftest import QUESTION, Told, refused
+from tests.blackbox.cli.conftest import INSTRUCTION, QUESTION, Told, refused
 from tests.blackbox.conftest import ROOT, Run
 from tests.rag_windows import small
 

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from rag_windows import WindowedLM
-from rag_windows.cli.options import INSTRUCTION
-from tests.blackbox.cli.conftest import QUESTION, Told
+from tests.blackbox.cli.conftest import INSTRUCTION, QUESTION, Told
 from tests.blackbox.conftest import ROOT, Run
 
 OWN = ("--system", "Answer in one word.")

@@ -7,8 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from rag_windows import InputError
-from rag_windows.cli.options import LoadOptions, SearchOptions, fleet_options
 from tests.blackbox.cli.conftest import QUESTION, refused
 from tests.blackbox.conftest import Run
 from tests.rag_windows import small
@@ -74,13 +72,3 @@ def test_what_cannot_be_set_is_refused(
     options = [part for one in given for part in ("--template-option", one)]
     line = refused(run, "ask", QUESTION, "--docs", "docs", "--model", thinker, *options)
     assert told in line
-
-
-def test_values_are_json_or_words() -> None:
-    given = ["a=true", "b=3", "c=word", 'd="3"', "e=null", "f=None=x"]
-    expected = {"a": True, "b": 3, "c": "word", "d": "3", "e": None, "f": "None=x"}
-    model = LoadOptions(template_option=given)
-    assert model.template_kwargs == expected
-    assert fleet_options(SearchOptions(), model).template_kwargs == expected
-    with pytest.raises(InputError):
-        fleet_options(SearchOptions(), LoadOptions(template_option=["a"]))

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import inspect
 import json
-from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,9 +12,7 @@ import yaml
 from ray import serve
 from ray.serve.schema import ServeDeploySchema
 
-from rag_windows import InputError, Passage, PassageCache, WindowedLM
-from rag_windows.cli.options import LoadOptions, SearchOptions, fleet_options
-from rag_windows.integration import method_of
+from rag_windows import Passage, PassageCache, WindowedLM
 from rag_windows_retrievers import BM25Retriever
 from rag_windows_server import Settings, create_app
 from rag_windows_server.errors import ApiError
@@ -76,24 +72,6 @@ def test_fewer_readers_at_most_than_at_least() -> None:
         FleetOptions(replicas=3, max_replicas=2)
 
 
-def test_the_command_s_options_become_those_of_a_fleet(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    search = SearchOptions(docs=["notes", "s3://shelf/notes"])
-    model = LoadOptions(model="owner/name", rag_scale=0.9, cache_dir="cache", shared="store")
-    made = fleet_options(search, model, replicas=2)
-    assert made.docs == (str(tmp_path / "notes"), "s3://shelf/notes")
-    assert (made.model, made.replicas) == ("owner/name", 2)
-    assert (made.cache_dir, made.shared) == (str(tmp_path / "cache"), str(tmp_path / "store"))
-    assert method_of(made.method or "").name == "ape"
-    assert made == FleetOptions.model_validate_json(made.model_dump_json())
-    none = fleet_options(search, replace(model, no_cache=True), cache_memory=None)
-    assert none.load_cache() is None
-    with pytest.raises(InputError, match="at least replicas=3, not 2"):
-        fleet_options(search, model, replicas=3, max_replicas=2)
-
-
 def test_a_fleet_without_a_cache() -> None:
     assert FleetOptions(cache_memory=None).load_cache() is None
     cache = FleetOptions(cache_memory=None, shared="memory://shelf").load_cache()
@@ -146,22 +124,31 @@ async def test_nobody_waits_or_is_refused_while_a_reader_is_free() -> None:
     assert (await order())[0] == "a"
 
 
-async def test_the_server_itself_refuses_what_a_front_could_not_read() -> None:
+def reading(settings: Settings, retriever: BM25Retriever | None = None) -> Any:
+    """A reader outside of any cluster."""
     lm = WindowedLM.from_pretrained("tiny-reader", cache=PassageCache("1MiB"), device_map="cpu")
     reader: Any = Reader.__new__(Reader)
     reader.name, reader._failed, reader._lm = "one", False, lm
-    reader._app = create_app(lm, Settings(most_body_bytes=10, idle_s=1))
-    headers = [(b"content-type", b"application/json"), (b"x-request-id", b"one\ntwo")]
-    scope: dict[str, Any] = {
-        "type": "http",
-        "method": "POST",
-        "path": "/v1/chat/completions",
-        "headers": headers,
-    }
-    scope |= {"query_string": b"", "root_path": "", "asgi": {"version": "3.0"}}
+    reader._app = create_app(lm, settings, retriever)
+    return reader
+
+
+SCOPE: dict[str, Any] = {
+    "type": "http",
+    "method": "POST",
+    "path": "/v1/chat/completions",
+    "headers": [(b"content-type", b"application/json"), (b"x-request-id", b"one\ntwo")],
+    "query_string": b"",
+    "root_path": "",
+    "asgi": {"version": "3.0"},
+}
+
+
+async def test_the_server_itself_refuses_what_a_front_could_not_read() -> None:
+    reader = reading(Settings(most_body_bytes=10, idle_s=1))
     for relayed, status, code in (
-        (Relayed(scope, b"{", late=True), 408, "timeout"),
-        (Relayed(scope, b"{" * 11), 413, "body_too_large"),
+        (Relayed(SCOPE, b"{", late=True), 408, "timeout"),
+        (Relayed(SCOPE, b"{" * 11), 413, "body_too_large"),
     ):
         name, messages = await reader.whole(relayed)
         assert (name, messages[0]["status"]) == ("one", status)
@@ -251,23 +238,13 @@ async def test_a_refusal_has_its_status() -> None:
 
 
 async def test_a_new_reader_learns_what_was_deleted() -> None:
-    lm = WindowedLM.from_pretrained("tiny-reader", cache=PassageCache("1MiB"), device_map="cpu")
     texts = ("Zelwick makes cheese.", "Zelwick lies in Sulava.")
     own = BM25Retriever([Passage(text, id=f"z#{i}") for i, text in enumerate(texts, 1)])
-    reader: Any = Reader.__new__(Reader)
-    reader.name, reader._failed, reader._lm = "one", False, lm
-    reader._app = create_app(lm, Settings(), own)
+    reader = reading(Settings(), own)
     given = {"model": "tiny-reader", "messages": [{"role": "user", "content": "Zelwick?"}]}
-    scope: dict[str, Any] = {
-        "type": "http",
-        "method": "POST",
-        "path": "/v1/chat/completions",
-        "headers": [(b"content-type", b"application/json")],
-    }
-    scope |= {"query_string": b"", "root_path": "", "asgi": {"version": "3.0"}}
     found = []
     for deleted in (frozenset[str](), frozenset({"z#2"}), frozenset({"z"})):
-        relayed = Relayed(scope, json.dumps(given).encode(), deleted=deleted)
+        relayed = Relayed(SCOPE, json.dumps(given).encode(), deleted=deleted)
         _, messages = await reader.whole(relayed)
         answer = json.loads(messages[1]["body"])
         found.append([one["id"] for one in answer["choices"][0]["message"]["citations"]])

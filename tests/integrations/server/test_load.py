@@ -14,7 +14,6 @@ import pytest
 from fastapi import FastAPI
 
 from rag_windows import PassageCache, Scheduler, WindowedLM
-from rag_windows.batching.questions import Question
 from rag_windows_retrievers import BM25Retriever
 from rag_windows_server import Settings, create_app
 from rag_windows_server.process import Server
@@ -32,12 +31,12 @@ def endless(lm: WindowedLM) -> dict[str, Any]:
 
 
 @pytest.fixture
-def questions(monkeypatch: pytest.MonkeyPatch) -> list[Question]:
+def questions(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The questions that schedulers were asked."""
-    asked: list[Question] = []
+    asked: list[Any] = []
     submit = Scheduler.submit
 
-    def noting(self: Scheduler, *given: Any, **options: Any) -> Question:
+    def noting(self: Scheduler, *given: Any, **options: Any) -> Any:
         question = submit(self, *given, **options)
         asked.append(question)
         return question
@@ -54,13 +53,20 @@ def passes(lm: WindowedLM, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int
     def count(*_: Any) -> None:
         counts[0] += 1
 
-    cancel = Question.cancel
+    submit: Any = Scheduler.submit
 
-    def noting(self: Question) -> bool:
-        counts[1] = counts[1] or counts[0]
-        return cancel(self)
+    def noting(self: Scheduler, *given: Any, **options: Any) -> Any:
+        question = submit(self, *given, **options)
+        cancel = question.cancel
 
-    monkeypatch.setattr(Question, "cancel", noting)
+        def cancelled() -> bool:
+            counts[1] = counts[1] or counts[0]
+            return bool(cancel())
+
+        question.cancel = cancelled
+        return question
+
+    monkeypatch.setattr(Scheduler, "submit", noting)
     handle = lm.model.get_input_embeddings().register_forward_hook(count)
     yield counts
     handle.remove()
@@ -70,7 +76,7 @@ def passes(lm: WindowedLM, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int
 async def test_a_client_that_leaves_ends_its_generation(
     address: str,
     endless: dict[str, Any],
-    questions: list[Question],
+    questions: list[Any],
     passes: list[int],
     streamed: bool,
 ) -> None:

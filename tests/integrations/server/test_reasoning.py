@@ -10,7 +10,7 @@ import pytest
 
 from rag_windows_server import Settings, create_app
 from tests.integrations.server.conftest import asking
-from tests.rag_windows.test_reasoning import OPENED, PLAIN, QWEN, scripted
+from tests.rag_windows.prompt.test_reasoning import OPENED, PLAIN, QWEN, scripted
 from tests.tool_models import SEARCH
 from tests.tool_models import scripted as with_tools
 

@@ -12,16 +12,14 @@ import sqlite3
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import torch
 
-from rag_windows.cache import catalog, disk, entry_file
-from rag_windows.cache.codec import Entry
-from rag_windows.cache.disk import DiskTier
+from rag_windows.cache import catalog, codec, disk, entry_file
 from rag_windows.kv import Window
 
 FULL = os.environ.get("RAG_WINDOWS_FAULTS") == "full"
@@ -34,13 +32,21 @@ def key_of(number: int) -> str:
     return hashlib.sha256(str(number).encode()).hexdigest()
 
 
-def entry_of(number: int, tokens: int = 5, dtype: torch.dtype = torch.bfloat16) -> Entry:
+def entry(
+    ids: Sequence[int], start: int, tensors: Sequence[torch.Tensor], *facts: Any
+) -> codec.Entry:
+    """An entry of each layer's keys, then of each layer's values."""
+    half = len(tensors) // 2
+    window = Window((*ids,), start, keys=(*tensors[:half],), values=(*tensors[half:],))
+    return codec.Entry(window, *facts)
+
+
+def entry_of(number: int, tokens: int = 5, dtype: torch.dtype = torch.bfloat16) -> codec.Entry:
     """An entry that depends on its number only."""
     noise = torch.Generator().manual_seed(number)
     layers = [torch.randn(2, tokens, width, generator=noise).to(dtype) for width in (4, 4, 6, 6)]
-    ids = tuple(range(number, number + tokens))
-    window = Window(ids, start=3, keys=tuple(layers[:2]), values=tuple(layers[2:]))
-    return Entry(window, 0.25, ("document", f"passage-{number}"), 1_000_000.0)
+    ids, labels = range(number, number + tokens), ("document", f"passage-{number}")
+    return entry(ids, 3, layers, 0.25, labels, 1_000_000.0)
 
 
 def same_window(found: Window, wanted: Window) -> bool:
@@ -51,15 +57,15 @@ def same_window(found: Window, wanted: Window) -> bool:
     )
 
 
-def right(found: Entry, number: int, tokens: int = 5) -> bool:
+def right(found: codec.Entry, number: int, tokens: int = 5) -> bool:
     return same_window(found.window, entry_of(number, tokens).window)
 
 
-def tier(folder: Path, limit: int = 1 << 20, **more: Any) -> DiskTier:
-    return DiskTier(folder, limit, **more)
+def tier(folder: Path, limit: int = 1 << 20, **more: Any) -> disk.DiskTier:
+    return disk.DiskTier(folder, limit, **more)
 
 
-def filled(folder: Path, numbers: range, limit: int = 1 << 20) -> DiskTier:
+def filled(folder: Path, numbers: range, limit: int = 1 << 20) -> disk.DiskTier:
     """A tier with these entries, as far as there is room."""
     made = tier(folder, limit)
     for number in numbers:
@@ -67,7 +73,7 @@ def filled(folder: Path, numbers: range, limit: int = 1 << 20) -> DiskTier:
     return made
 
 
-def held(user: DiskTier, numbers: range) -> list[int]:
+def held(user: disk.DiskTier, numbers: range) -> list[int]:
     """Which entries are found; all that are found are right."""
     found = user.get_many([key_of(number) for number in numbers])
     there = [number for number in numbers if key_of(number) in found]

@@ -8,8 +8,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from rag_windows import PassageCache
-from rag_windows.cache.codec import Entry
-from rag_windows.cache.keys import label_digest
 from rag_windows.cache.shared import SharedTier
 from tests.rag_windows.cache.disk_cases import entry_of
 
@@ -24,16 +22,14 @@ def fresh() -> str:
     return f"memory://store{next(_numbers)}/passages"
 
 
-def labelled(number: int, tokens: int = 5) -> Entry:
-    """An entry that depends on its number only, with labels as the engine makes them."""
-    return dataclasses.replace(
-        entry_of(number, tokens),
-        labels=(label_digest(b"", "document"), label_digest(b"", f"passage-{number}")),
-    )
-
-
 def labels(*names: str) -> list[str]:
-    return [label_digest(b"", name) for name in names]
+    return [*PassageCache().digests(names)]
+
+
+def labelled(number: int, tokens: int = 5) -> Any:
+    """An entry that depends on its number only, with labels as the engine makes them."""
+    made = entry_of(number, tokens)
+    return dataclasses.replace(made, labels=(*labels("document", f"passage-{number}"),))
 
 
 def filled(url: str, numbers: Sequence[int]) -> SharedTier:

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import gc
 import random
-import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
@@ -24,12 +23,19 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from rag_windows import CacheError, PassageCache, WindowedLM
 from rag_windows.attention import cuda
 from rag_windows.cache.arena import ArenaTier, Ranges
-from rag_windows.cache.codec import Entry
 from rag_windows.kv import Window
 from tests.parity import zoo
 from tests.rag_windows import small
 from tests.rag_windows.attention import asked, stand_in
-from tests.rag_windows.cache.disk_cases import end_of, entry_of, in_child, key_of, right
+from tests.rag_windows.cache.disk_cases import (
+    end_of,
+    entry,
+    entry_of,
+    in_child,
+    key_of,
+    right,
+    same_window,
+)
 
 CPU = torch.device("cpu")
 TOKEN = 2 * 2 * (4 + 4 + 6 + 6)
@@ -119,14 +125,15 @@ def layers(draw: Any) -> list[tuple[int, int, int, torch.dtype]]:
     return draw(st.lists(one, min_size=1, max_size=4))
 
 
-def window_of(shape: list[tuple[int, int, int, torch.dtype]], tokens: int, seed: int) -> Window:
+def shaped(shape: list[tuple[int, int, int, torch.dtype]], tokens: int, seed: int) -> Any:
+    """An entry with these heads, dimensions of keys and values, and dtypes."""
     noise = torch.Generator().manual_seed(seed)
     pairs = [
         [torch.randn(heads, tokens, dim, generator=noise).to(dtype) for dim in dims]
         for heads, *dims, dtype in shape
     ]
     keys, values = zip(*pairs, strict=True)
-    return Window(tuple(range(tokens)), 3, keys, values)
+    return entry(range(tokens), 3, [*keys, *values], 0.1, (), 0.0)
 
 
 @settings(max_examples=60)
@@ -135,11 +142,11 @@ def test_windows_of_a_question_share_a_storage_a_layer_and_come_back_to_the_bit(
     shape: Any, lengths: list[int]
 ) -> None:
     tier = ArenaTier(100_000, CPU)
-    given_ = [window_of(shape, tokens, seed) for seed, tokens in enumerate(lengths)]
-    for number, window in enumerate(given_):
-        assert tier.put(key_of(number), Entry(window, 0.1, (), 0.0))
+    given_ = [shaped(shape, tokens, seed) for seed, tokens in enumerate(lengths)]
+    for number, one in enumerate(given_):
+        assert tier.put(key_of(number), one)
     found = [held(tier, number) for number in range(len(lengths))]
-    for window, wanted in zip(found, given_, strict=True):
+    for window, wanted in zip(found, (one.window for one in given_), strict=True):
         assert (window.ids, window.start) == (wanted.ids, wanted.start)
         for one, other in zip(tensors(window), tensors(wanted), strict=True):
             assert one.dtype == other.dtype
@@ -165,7 +172,7 @@ def test_the_cuda_kernel_asks_once_a_layer_for_all_windows_and_plans_once_for_al
     shape = [(2, 16, 16, torch.bfloat16)] * 3
     tier, lengths = ArenaTier(1_000_000, CPU), (40, 7, 130, 2, 64)
     for number, tokens in enumerate(lengths):
-        assert tier.put(key_of(number), Entry(window_of(shape, tokens, number), 0.1, (), 0.0))
+        assert tier.put(key_of(number), shaped(shape, tokens, number))
     tier.remove([key_of(1)])
     found = [held(tier, number) for number in (4, 0, 3, 2)]
     query, plans = torch.randn(1, 6, 16).bfloat16(), []
@@ -342,7 +349,7 @@ def test_who_still_reads_is_counted_and_no_room_is_given_twice() -> None:
     assert put(tier, 10)
     assert tier.stats().bytes == 4 * 5 * TOKEN <= tier.stats().limit_bytes
     for number, reader in zip((0, 2, 3), readers, strict=True):
-        assert right(Entry(reader, 0.0, (), 0.0), number)
+        assert same_window(reader, entry_of(number).window)
 
 
 def test_what_a_reader_leaves_in_a_cycle_or_an_error_is_free_when_that_is() -> None:
@@ -381,7 +388,7 @@ def test_collecting_garbage_amid_any_call_does_not_wait_for_it() -> None:
     def work() -> None:
         for number in range(300):
             put(tier, number, cost_s=float(number))
-            for window in [entry.window for entry in tier.get_many([key_of(number)]).values()]:
+            for window in [found.window for found in tier.get_many([key_of(number)]).values()]:
                 cycle: list[Any] = [window]
                 cycle.append(cycle)
         done.set()
@@ -398,15 +405,6 @@ def test_collecting_garbage_amid_any_call_does_not_wait_for_it() -> None:
     gc.collect()
     tier.clear()
     assert tier.stats().bytes == 0
-
-
-@pytest.fixture
-def eager_switching() -> Iterator[None]:
-    """Threads take turns after 20 microseconds instead of 5 milliseconds."""
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(2e-5)
-    yield
-    sys.setswitchinterval(before)
 
 
 @pytest.mark.usefixtures("eager_switching")
@@ -465,7 +463,7 @@ def test_a_forked_child_keeps_what_is_there_and_takes_in_more() -> None:
         torch.set_num_threads(1)
         tier.clear()
         stored = [put(tier, number) for number in (2, 3, 4)]
-        return stored == [True, True, False] and right(Entry(reader, 0, (), 0), 1)
+        return stored == [True, True, False] and same_window(reader, entry_of(1).window)
 
     assert end_of(in_child(work)) == 0
     with tier._lock:  # as if a thread were changing it just then
@@ -481,7 +479,7 @@ def test_what_is_dropped_or_replaced_while_it_is_copied_does_not_come_back(
     tier, inside, follow = arena(20), threading.Event(), threading.Event()
 
     def slow(window: Window, devices: Any) -> Window:
-        if right(Entry(window, 0, (), 0), 1):
+        if same_window(window, entry_of(1).window):
             inside.set()
             assert follow.wait(30)
         return window
@@ -546,7 +544,7 @@ def test_a_device_without_so_much_memory_answers_without_it(caplog: Any) -> None
 
 def test_another_models_windows_are_refused_while_the_firsts_are_there(caplog: Any) -> None:
     tier = ArenaTier(10_000, CPU)
-    other = Entry(window_of([(1, 8, 8, torch.float32)], 5, 0), 100.0, (), 0.0)
+    other = replace(shaped([(1, 8, 8, torch.float32)], 5, 0), cost_s=100.0)
     assert put(tier, 1)
     reader = held(tier, 1)
     assert [tier.put(key_of(9), other), tier.put(key_of(9), other)] == [False, False]

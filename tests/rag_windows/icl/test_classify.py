@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 from typing import Any
 
@@ -23,9 +22,7 @@ TEXTS = ["a good book", "dull", "quite a fine film it was", "bad it is", "film n
 @functools.cache
 def base_lm() -> WindowedLM:
     """Without a chat template."""
-    tokenizer = copy.deepcopy(small.tokenizer())
-    tokenizer.chat_template = None
-    return WindowedLM.from_pretrained(small.model(), tokenizer=tokenizer)
+    return small.templated(None)
 
 
 Windows = list[list[int]]

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import copy
-
 import pytest
 
-from rag_windows import WindowedLM
 from tests.rag_windows import small
 
 OWN = "You are a helpful assistant."
@@ -18,12 +15,6 @@ DEFAULT = (
     "<s>{% if messages[0].role == 'system' %}{% set said = messages[0].content %}{% else %}"
     "{% set said = '" + OWN + "' %}{% endif %}<|system|>{{ said }}</s>" + TURNS
 )
-
-
-def lm_with(template: str | None) -> WindowedLM:
-    tokenizer = copy.deepcopy(small.tokenizer())
-    tokenizer.chat_template = template
-    return WindowedLM.from_pretrained(small.model(), tokenizer=tokenizer)
 
 
 @pytest.mark.parametrize(
@@ -52,11 +43,11 @@ def lm_with(template: str | None) -> WindowedLM:
     ],
 )
 def test_the_own_message_comes_first(template: str | None, expected: str) -> None:
-    assert lm_with(template).behind_own_system("Be brief.") == expected
+    assert small.templated(template).behind_own_system("Be brief.") == expected
 
 
 def test_the_prompt_is_that_of_the_template_with_both() -> None:
-    lm = lm_with(DEFAULT)
+    lm = small.templated(DEFAULT)
     plain = lm.engine.request("Where?", ["Here."])
     with_both = lm.engine.request("Where?", ["Here."], prefix=lm.behind_own_system("Be brief."))
     decode = small.tokenizer().decode

@@ -19,12 +19,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from rag_windows import BatchRequest, InputError, LimitError, PassageCache, WindowedLM
+from rag_windows.batching import questions
 from rag_windows.batching.budget import Budget, Sizes
-from rag_windows.batching.questions import Batch, Question, checked
-from rag_windows.engine import Engine
 from tests.parity import zoo
 from tests.rag_windows import small
-from tests.rag_windows.test_batching import (
+from tests.rag_windows.batching.test_scheduler import (
     ASK,
     PASSAGES,
     WAIT,
@@ -41,7 +40,7 @@ SHORT = [one[:80] for one in LONG]
 
 @pytest.mark.parametrize("name", zoo.BY_NAME)
 def test_a_token_takes_what_the_configuration_says(name: str) -> None:
-    engine = Engine(zoo.build(zoo.BY_NAME[name]))
+    engine = WindowedLM(zoo.build(zoo.BY_NAME[name])).engine
     window = engine.plain_encoder.run([[1, 2, 3]], [0], None)[0]
     taken = sum(tensor.nbytes for tensor in (*window.keys, *window.values))
     sizes = Sizes(engine)
@@ -61,8 +60,13 @@ class Peak(TorchDispatchMode):
         self._live: dict[int, tuple[StorageWeakRef, int]] = {}
         self.bytes = 0
 
-    def __torch_dispatch__(self, call: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def live(self) -> int:
+        """Bytes of those that are there now."""
         self._live = {at: one for at, one in self._live.items() if not one[0].expired()}
+        return sum(size for _, size in self._live.values())
+
+    def __torch_dispatch__(self, call: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.live()
         made = call(*args, **(kwargs or {}))
         for tensor in tree_leaves(made):
             if isinstance(tensor, torch.Tensor):
@@ -70,7 +74,7 @@ class Peak(TorchDispatchMode):
                 at = storage.data_ptr()
                 if at and at not in self._known and at not in self._live:
                     self._live[at] = StorageWeakRef(storage), storage.nbytes()
-        self.bytes = max(self.bytes, sum(size for _, size in self._live.values()))
+        self.bytes = max(self.bytes, self.live())
         return made
 
 
@@ -118,11 +122,29 @@ def test_nothing_takes_more_than_it_was_given(most: list[int], name: str, kind: 
         assert 0 < peak.bytes <= most[0] <= 8 * peak.bytes
 
 
-def free(engine: Engine, **asked: Any) -> int:
+def test_what_nobody_reads_any_more_is_let_go() -> None:
+    """While another question is still being answered."""
+    lm, seen = small.lm(), []
+
+    def noted(input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        seen.append(peak.live())
+        return scores
+
+    long = {**ASK, "passages": (), "max_new_tokens": 40, "min_new_tokens": 40}
+    asked = [{**ASK, "passages": LONG, "query": f"Why {n}?"} for n in range(3)]
+    with Peak(lm) as peak:
+        made = lm.generate_batch([{**long, "logits_processor": [noted]}, *asked])
+    windows = sum(len(one.ids) for one in made[1].windows) * Sizes(lm.engine).token
+    # All three read the same windows, which are there once.
+    assert windows < max(seen) < 2 * windows
+    assert seen[-1] < windows / 2
+
+
+def free(lm: WindowedLM, **asked: Any) -> int:
     """Bytes that a question needs with nobody beside it."""
-    budget = Budget(engine, 1 << 40)
+    budget = Budget(lm.engine, 1 << 40)
     budget.begin()
-    question = checked(engine, BatchRequest.of({**ASK, **asked}))
+    question = questions.checked(lm.engine, BatchRequest.of({**ASK, **asked}))
     question.reserve(budget)
     return question.bytes
 
@@ -132,7 +154,7 @@ def free(engine: Engine, **asked: Any) -> int:
 )
 def test_a_question_that_can_t_fit_is_refused_before_any_work(kind: dict[str, Any]) -> None:
     lm = small.wrapped()
-    needed = free(lm.engine, **kind)
+    needed = free(lm, **kind)
     asked = {**ASK, **kind}
     assert lm.generate_batch([asked], max_bytes=needed)[0].text == lm.generate(**asked).text
     scheduler = lm.scheduler(max_bytes=needed - 1)
@@ -164,11 +186,11 @@ def test_windows_that_others_read_or_the_cache_holds_take_nothing_more() -> None
     lm = small.wrapped()
     asked = [{**ASK, "passages": LONG, "query": f"Why {n}?"} for n in range(4)]
     expected = alone(lm, asked)
-    needed = free(lm.engine, passages=LONG)
+    needed = free(lm, passages=LONG)
     assert_same(lm.generate_batch(asked, max_bytes=2 * needed), expected)
     cached = lm.with_cache(PassageCache("64MiB"))
     cached.warm(LONG)
-    little = free(lm.engine, passages=()) * 3
+    little = free(lm, passages=()) * 3
     assert little < needed
     with pytest.raises(LimitError):
         lm.generate_batch(asked[:1], max_bytes=little)
@@ -184,7 +206,7 @@ def test_only_what_stands_where_it_is_read_is_free() -> None:
     lm = small.wrapped(cache=cache)
     lm.warm(PASSAGES[:2])
     request = lm.engine.ask(BatchRequest.of({**ASK, "passages": PASSAGES[:3]}))[1]
-    question = checked(lm.engine, BatchRequest.of({**ASK, "passages": PASSAGES[:3]}))
+    question = questions.checked(lm.engine, BatchRequest.of({**ASK, "passages": PASSAGES[:3]}))
     assert len(request.parts.windows) == 3
     names = [one.name for one in question.reads if one.name is not None]
     here = torch.device("cpu")
@@ -194,7 +216,7 @@ def test_only_what_stands_where_it_is_read_is_free() -> None:
     coded = PassageCache("1MiB", store="int8")
     small.wrapped(cache=coded).warm(PASSAGES[:2])
     assert coded.stats().tiers["memory"].entries == 2
-    again = checked(lm.with_cache(coded).engine, BatchRequest.of(ASK)).reads
+    again = questions.checked(lm.with_cache(coded).engine, BatchRequest.of(ASK)).reads
     assert any(one.name in coded for one in again if one.name)
     assert coded.held([one.name for one in again if one.name], here) == set()
 
@@ -211,7 +233,9 @@ def test_an_accelerator_s_tier_takes_its_memory_first(monkeypatch: pytest.Monkey
     monkeypatch.setattr(Budget, "_free", looked_up)
     assert lm.generate_batch([ASK])[0].text == lm.generate(**ASK).text
     assert tiers == [1]
-    names = [one.name for one in checked(lm.engine, BatchRequest.of(ASK)).reads if one.name]
+    names = [
+        one.name for one in questions.checked(lm.engine, BatchRequest.of(ASK)).reads if one.name
+    ]
     assert cache.held(names, torch.device("cpu")) == {*names}
 
 
@@ -243,7 +267,7 @@ def test_by_default_three_quarters_of_what_is_free_can_be_had(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     lm = small.lm()
-    needed = free(lm.engine)
+    needed = free(lm)
     monkeypatch.setattr("rag_windows.batching.budget.free_memory", lambda: -(-needed * 4 // 3))
     assert lm.generate_batch([ASK])
     monkeypatch.setattr("rag_windows.batching.budget.free_memory", lambda: needed)
@@ -261,7 +285,7 @@ def test_nobody_overtakes_a_large_question() -> None:
         return scheduler.submit(options)
 
     long = {"max_new_tokens": 200, "min_new_tokens": 200}
-    needed = max(free(lm.engine, passages=LONG), free(lm.engine, **long))
+    needed = max(free(lm, passages=LONG), free(lm, **long))
     with lm.scheduler(max_bytes=needed) as scheduler:
         running = ask("running", **long)
         large = ask("large", passages=LONG)
@@ -290,7 +314,7 @@ def test_what_goes_wrong_while_memory_is_asked_for_ends_one_question(
         return missing(self, cache, reads)
 
     monkeypatch.setattr(Budget, "missing", fails)
-    with lm.scheduler(max_bytes=free(lm.engine)) as scheduler:
+    with lm.scheduler(max_bytes=free(lm)) as scheduler:
         running, gate = gated(scheduler)
         short = [scheduler.submit(ASK) for _ in range(2)]
         gate.open.set()
@@ -300,22 +324,22 @@ def test_what_goes_wrong_while_memory_is_asked_for_ends_one_question(
 
 def test_who_waits_for_memory_can_be_cancelled_at_once() -> None:
     lm = small.wrapped()
-    scheduler = lm.scheduler(max_bytes=free(lm.engine))
+    scheduler = lm.scheduler(max_bytes=free(lm))
     running, gate = gated(scheduler)
     others = [scheduler.submit({**ASK, **kind}) for kind in ({"num_beams": 2}, {}, {})]
     assert all(one.cancel() for one in others[:2])
     gate.open.set()
     assert others[2].result(WAIT).text == running.result(WAIT).text
+    # One takes all that there is, so nothing is left of those before.
+    assert scheduler.submit(ASK).result(WAIT).text == running.result().text
     scheduler.close()
-    assert not scheduler._asked | scheduler._waiting_for_memory
-    assert not scheduler._budget.taken
 
 
 @pytest.mark.parametrize("kind", [{}, {"fallback": "sequential"}])
 def test_a_callback_may_ask_though_its_question_has_all_the_memory(kind: dict[str, Any]) -> None:
     lm = small.wrapped()
     inner: list[str] = []
-    scheduler = lm.scheduler(max_bytes=max(free(lm.engine, **kind), free(lm.engine)))
+    scheduler = lm.scheduler(max_bytes=max(free(lm, **kind), free(lm)))
 
     def told(done: int, total: int) -> None:
         if not inner:
@@ -379,31 +403,31 @@ def test_whoever_comes_nobody_takes_what_is_not_there(
     """In order, whatever they need, and with the answers that they get alone."""
     lm = small.lm().with_cache(PassageCache("64MiB") if cached else None)
     asked = [expected_of(*one) for one, _ in arrivals]
-    limit = int(share * max(free(lm.engine, **one) for one, _ in asked))
+    limit = int(share * max(free(lm, **one) for one, _ in asked))
     takes: list[int] = []
-    joined: list[Question] = []
-    take, admit = Budget.take, Batch.admit
+    joined: list[Any] = []
+    take, admit = Budget.take, questions.Batch.admit
 
     def taken(self: Budget, *given: Any, **options: Any) -> bool:
         done = take(self, *given, **options)
         takes.append(self.taken)
         return done
 
-    def admitted(self: Batch, question: Question) -> bool:
+    def admitted(self: Any, question: Any) -> bool:
         done = admit(self, question)
         joined.extend([question] * done)
         return done
 
-    futures: dict[Question, str] = {}
+    futures: dict[Any, str] = {}
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(Budget, "take", taken)
-        patched.setattr(Batch, "admit", admitted)
+        patched.setattr(questions.Batch, "admit", admitted)
         with lm.scheduler(max_rows=rows, max_bytes=limit) as scheduler:
             for (one, text), (_, pause) in zip(asked, arrivals, strict=True):
                 try:
                     futures[scheduler.submit(one)] = text
                 except LimitError:
-                    assert free(lm.engine, **one) > limit
+                    assert free(lm, **one) > limit
                 time.sleep(pause)
             assert not wait(futures, WAIT).not_done, "somebody waits for ever"
     assert [one.result().text for one in futures] == [*futures.values()]

@@ -7,7 +7,6 @@ import gc
 import threading
 import time
 import weakref
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from dataclasses import replace
@@ -19,7 +18,6 @@ import torch
 from transformers import GenerationConfig, LogitsProcessor
 
 from rag_windows import (
-    BatchRequest,
     Generation,
     GenerationError,
     InputError,
@@ -28,12 +26,7 @@ from rag_windows import (
     Scheduler,
     WindowedLM,
 )
-from rag_windows.batching.budget import Budget
-from rag_windows.batching.loop import BatchLoop
-from rag_windows.batching.questions import Batch, Question, checked
-from rag_windows.batching.row import Row
 from rag_windows.batching.scheduler import MAX_EXCLUSIVE
-from rag_windows.kv import Window
 from tests.parity import tolerances, zoo
 from tests.parity.engine import Recorder
 from tests.rag_windows import small
@@ -145,41 +138,19 @@ def test_options_do_what_they_do_alone(options: dict[str, Any]) -> None:
     assert (together[1].fallback is None) == (single[1].fallback is None)
 
 
-def batch_of(requests: list[dict[str, Any]]) -> Batch:
-    engine = small.lm().engine
-    budget = Budget(engine, None)
-    budget.begin()
-    batch = Batch(engine, len(requests), budget)
-    for request in requests:
-        assert batch.admit(checked(engine, BatchRequest.of(request)))
-    return batch
-
-
-def _windows(row: Row) -> tuple[Window, ...]:
-    assert row.windows is not None
-    return row.windows.windows
-
-
-def test_a_shared_window_is_held_once_and_let_go_when_nobody_reads_it() -> None:
+def test_a_shared_window_is_encoded_once() -> None:
     asked = [
         {**ASK, "query": f"Why {i}?", "passages": [*PASSAGES[:2], PASSAGES[2 + i]]}
         for i in range(4)
     ]
-    batch = batch_of([*asked[:3], {**asked[3], "max_new_tokens": 30, "min_new_tokens": 30}])
-    loop = batch._loop
-    while len(loop.rows) < len(asked):
-        assert not batch.step()
-    batch.step()
-    held = Counter(id(window) for row in loop.rows for window in (row.prefix, *_windows(row)))
-    # The prefix and two windows are of all four; one window is each one's own.
-    assert sorted(held.values()) == [1, 1, 1, 1, 4, 4, 4]
-    while len(batch) > 1:
-        batch.step()
-    batch.step()
-    assert len(loop.encoder._windows) == 1 + len(_windows(loop.rows[0]))
-    while batch:
-        batch.step()
-    assert not loop._caches.lengths
+    lm = small.lm()
+    with small.passes() as made:
+        answers = lm.generate_batch(asked)
+    # Of the prefix and two windows one question alone has the tokens to pay for.
+    usage = [one.usage for one in answers]
+    assert sorted(one.cached_windows for one in usage) == [0, 2, 2, 2]
+    new = sum(one.prompt_tokens - one.cached_tokens for one in usage)
+    assert sum(made) == new + sum(one.completion_tokens - 1 for one in usage)
 
 
 def test_the_same_text_twice_counts_twice() -> None:
@@ -231,7 +202,7 @@ class Gate(LogitsProcessor):
         return scores
 
 
-def gated(scheduler: Scheduler) -> tuple[Question, Gate]:
+def gated(scheduler: Scheduler) -> tuple[Any, Gate]:
     """A question that is in the middle of its answer."""
     gate = Gate()
     future = scheduler.submit({**ASK, "logits_processor": [gate]})
@@ -246,21 +217,6 @@ def test_threads_get_their_own_answers() -> None:
     with lm.scheduler(max_rows=5) as scheduler, ThreadPoolExecutor(6) as threads:
         got = list(threads.map(lambda one: scheduler.submit(one).result(WAIT), asked))
     assert_same(got, expected)
-
-
-@pytest.fixture
-def steps(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many rows took part in each step of a batch."""
-    made: list[int] = []
-    step = BatchLoop.step
-
-    def counted(self: BatchLoop) -> Any:
-        if self.rows:
-            made.append(len(self.rows))
-        return step(self)
-
-    monkeypatch.setattr(BatchLoop, "step", counted)
-    return made
 
 
 def test_cancelling() -> None:
@@ -281,12 +237,14 @@ def test_cancelling() -> None:
 
 
 def test_the_worker_ends_when_nobody_asks() -> None:
+    before = {*threading.enumerate()}
     scheduler = small.lm().scheduler()
-    scheduler.submit(ASK).result(WAIT)
-    worker = scheduler._worker
-    if worker is not None:
-        worker.join(WAIT)
-    assert scheduler._worker is None
+    running, gate = gated(scheduler)
+    (worker,) = {*threading.enumerate()} - before
+    gate.open.set()
+    assert running.result(WAIT).text
+    worker.join(WAIT)
+    assert not worker.is_alive()
     assert scheduler.submit(ASK).result(WAIT).text
     scheduler.close()
     with pytest.raises(GenerationError, match="closed"):
@@ -334,26 +292,35 @@ def test_it_keeps_no_model_alive() -> None:
     assert gone() is None
 
 
-def test_a_lone_question_is_answered_as_generate_does(steps: list[int]) -> None:
+def test_a_lone_question_is_answered_as_generate_does() -> None:
+    """Not in a step of a batch, whose worker has a thread of its own."""
     lm = small.wrapped()
     scheduler = lm.shared_scheduler()
     pieces: list[str] = []
+    where: list[str] = []
+
+    def noted(input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        where.append(threading.current_thread().name)
+        return scores
+
+    asked = {**ASK, "logits_processor": [noted]}
     answers = [
-        scheduler.answer(ASK, lone=lambda: True),
-        scheduler.submit(ASK, lone=lambda: True, on_text=pieces.append).result(WAIT),
+        scheduler.answer(asked, lone=lambda: True),
+        scheduler.submit(asked, lone=lambda: True, on_text=pieces.append).result(WAIT),
     ]
-    assert not steps
+    assert "rag-windows-batch" not in where
     assert answers[0].citations == answers[1].citations == lm.generate(**ASK).citations
     assert "".join(pieces) == answers[1].text
     assert len(pieces) > 1
-    scheduler.answer(ASK, lone=lambda: False)
-    scheduler.answer(ASK)
-    assert set(steps) == {1}
+    where.clear()
+    scheduler.answer(asked, lone=lambda: False)
+    scheduler.answer(asked)
+    assert {*where} == {"rag-windows-batch"}
 
 
 @pytest.mark.parametrize("waiting", [False, True])
 def test_those_that_come_while_a_lone_one_is_answered_share_steps(
-    steps: list[int], waiting: bool
+    waiting: bool,
 ) -> None:
     lm, slow = small.wrapped(), Gate()
     scheduler = lm.shared_scheduler()
@@ -365,25 +332,30 @@ def test_those_that_come_while_a_lone_one_is_answered_share_steps(
         else:
             lone = scheduler.submit(first, lone=lambda: True)
         assert slow.reached.wait(WAIT)
-        assert not steps
-        others = [scheduler.submit(one, lone=lambda: True) for one in asked]
-        got = [one.result(WAIT) for one in others]
+        with small.passes() as made:
+            others = [scheduler.submit(one, lone=lambda: True) for one in asked]
+            got = [one.result(WAIT) for one in others]
         slow.open.set()
         assert lone.result(WAIT).text == lm.generate(**ASK).text
     assert_same(got, alone(lm, asked))
-    assert max(steps) > 1
+    assert len(made) < sum(one.usage.completion_tokens for one in got)
 
 
 def test_a_lone_question_that_fails_leaves_nothing_behind() -> None:
-    scheduler = small.wrapped().shared_scheduler()
+    scheduler, asked = small.wrapped().shared_scheduler(), []
+
+    def lone() -> bool:
+        asked.append("nobody else is there")
+        return True
 
     def fails(done: int, total: int) -> None:
         raise ZeroDivisionError("on purpose")
 
     for _ in range(2):
         with pytest.raises(ZeroDivisionError):
-            scheduler.answer({**ASK, "on_encoded": fails}, lone=lambda: True)
-    assert scheduler._idle(lambda: True)
+            scheduler.answer({**ASK, "on_encoded": fails}, lone=lone)
+    scheduler.answer(ASK, lone=lone)
+    assert len(asked) == 3, "a question that was left would be somebody else"
 
 
 def test_questions_of_a_kind_that_stands_alone_wait_in_line() -> None:

@@ -9,20 +9,21 @@ import pytest
 
 from rag_windows import Generation, Timings, Usage
 from rag_windows.integration import logprob_content
-from rag_windows.prompt.detokenize import Detokenizer, cut
 from rag_windows.results import TokenLogprob
 from tests import tool_models
 from tests.fixtures_tokenizers import NAMES, build
-from tests.rag_windows.test_reasoning import MISTRAL, OPENED, QWEN, scripted
+from tests.rag_windows import small
+from tests.rag_windows.prompt.test_reasoning import MISTRAL, OPENED, QWEN, scripted
 
 TEXT = "Zoë's café in 東京 costs 5 € 😀.\n\nIt opens at 9."
 KINDS = (*NAMES, "small")
+PLAIN: Any = {"skip_special_tokens": True, "clean_up_tokenization_spaces": False}
 
 
 def answer(tokenizer: Any, ids: list[int], stop: str | None = None) -> Generation:
-    text = Detokenizer(tokenizer).text(ids)
+    text = tokenizer.decode(ids, **PLAIN)
     return Generation(
-        text=text if stop is None else cut(text, [stop]),
+        text=small.before(text, *([] if stop is None else [stop])),
         token_ids=tuple(ids),
         finish_reason="stop",
         usage=Usage(1, 0, len(ids)),
@@ -72,14 +73,14 @@ def test_tokens_of_the_reasoning_are_left_out(template: str, stop: str | None) -
     assert len(generation.logprobs) == len(generation.token_ids)
     content = logprob_content(generation, lm.tokenizer)
     told = b"".join(bytes(entry["bytes"]) for entry in content).decode()
-    assert told == generation.text == cut("Sulé, a b.", [stop] if stop else [])
+    assert told == generation.text == small.before("Sulé, a b.", *([stop] if stop else []))
     assert all(len(entry["top_logprobs"]) == 2 for entry in content)
 
 
 def test_a_token_that_ends_the_reasoning_and_begins_the_answer_is_told_in_part() -> None:
     tokenizer = made("llama3")
     together = tokenizer("ing", add_special_tokens=False)["input_ids"][0]
-    piece = Detokenizer(tokenizer).text([together])
+    piece = tokenizer.decode([together], **PLAIN)
     generation = answer(tokenizer, [together, together])
     usage = replace(generation.usage, reasoning_tokens=1)
     generation = replace(generation, text=piece[1:] + piece, usage=usage)

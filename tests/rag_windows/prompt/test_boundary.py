@@ -13,8 +13,8 @@ from tokenizers import AddedToken, Tokenizer, models
 from transformers import ByT5Tokenizer, PreTrainedTokenizerFast
 
 from rag_windows import Passage, PromptError
+from rag_windows.integration import Boundary, Piece
 from rag_windows.prompt.builder import Prompt
-from rag_windows.prompt.tokenizing import Boundary, Piece
 from tests.fixtures_tokenizers import ALPHABET, LOSSLESS, NAMES, SENTENCES, build
 
 TEXTS = 10_000
