@@ -27,6 +27,9 @@ from rag_windows_retrievers.stale import StaleWindows
 if TYPE_CHECKING:
     from rag_windows import PassageCache, WindowedLM
 
+_KEPT = "langchain metadata"
+"""Where an index keeps what a document's metadata were."""
+
 Ranking: TypeAlias = Literal["meaning", "words", "hybrid"]
 
 
@@ -159,7 +162,8 @@ class RagWindowsVectorStore(VectorStore):
             names = [str(uuid.uuid4()) if one is None else one for one in given]
             pairs = zip(documents, names, strict=True)
             passages = [replace(passage_of(one), id=name, score=None) for one, name in pairs]
-            self.index.add_passages(passages, originals=[one.metadata for one in documents])
+            kept = [{_KEPT: one.metadata} for one in documents]
+            self.index.add_passages(passages, originals=kept)
             self._stale.drop()
             return names
 
@@ -219,7 +223,7 @@ class RagWindowsVectorStore(VectorStore):
             _, where = self._by_meaning(kwargs)
             self._stale.drop(strict=False)
             with self.index.snapshot():
-                return self._scored(self.index.by_meaning.nearest(embedding, k, where))
+                return self._scored(self.index.nearest(embedding, k, where))
 
     async def asimilarity_search_with_score_by_vector(
         self, embedding: list[float], k: int = 4, **kwargs: Any
@@ -258,7 +262,7 @@ class RagWindowsVectorStore(VectorStore):
             _, where = self._by_meaning(kwargs)
             self._stale.drop(strict=False)
             with self.index.snapshot():
-                found = self.index.by_meaning.nearest(embedding, max(k, fetch_k), where)
+                found = self.index.nearest(embedding, max(k, fetch_k), where)
                 vectors = self.index.vectors([str(one.id) for one in found])
                 chosen = maximal_marginal_relevance(
                     np.asarray(embedding, dtype=np.float32),
@@ -355,13 +359,13 @@ class RagWindowsVectorStore(VectorStore):
         return [_document(one, originals.get(one.id or "")) for one in passages]
 
 
-def _document(passage: Passage, original: dict[str, Any] | None) -> Document:
+def _document(passage: Passage, original: Any) -> Document:
     """The document that a passage was; one from a file is given what `ChatRagWindows` looks for."""
-    if original is None:
+    if not isinstance(original, dict) or _KEPT not in original:
         title = {} if passage.title is None else {"title": passage.title}
         metadata = {**passage.metadata, **title, **chunk_metadata(passage)}
         return Document(passage.text, id=passage.id, metadata=metadata)
-    document = Document(passage.text, id=passage.id, metadata=original)
+    document = Document(passage.text, id=passage.id, metadata=original[_KEPT])
     if passage_of(document).before != passage.before:  # the index knows the chunks in front of it
         document.metadata.update(chunk_metadata(passage))
     return document
