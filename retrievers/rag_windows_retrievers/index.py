@@ -282,7 +282,7 @@ class Index:
                     "SELECT original FROM passages WHERE id = ? AND original IS NOT NULL", (one,)
                 ).fetchone()
                 if row is not None:
-                    found[one] = json.loads(row[0])
+                    found[one] = json.loads(str(row[0]))
             return found
 
     def vectors(self, ids: Collection[str]) -> dict[str, Vectors]:
@@ -380,7 +380,7 @@ class Index:
         given = list(passages)
         if any(one.id is None for one in given):
             raise InputError("A passage that is added needs an id. Give it one: Passage(id=...).")
-        kept = [None] * len(given) if originals is None else list(originals)
+        sources = [None] * len(given) if originals is None else list(originals)
         own = None if vectors is None else self._given(given, vectors)
         made = self._embedded(given, progress)
         with self._writing() as connection:
@@ -406,7 +406,7 @@ class Index:
                     connection.execute("UPDATE documents SET sha256 = '' WHERE number = ?", row)
                 if own is not None:
                     made = {} if (vector := own[at]) is None else {_digest(one): vector}
-                self._insert(connection, number, [one], made, given=True, original=kept[at])
+                self._insert(connection, number, [one], made, given=True, original=sources[at])
             _drop_empty(connection)
             stale = [one for one in changed if one not in fresh]
             left = [one for one in stale if _there(connection, one)]
@@ -561,6 +561,12 @@ class Index:
                 return self.by_words.retrieve(query, k, where)
             both = [_Selected(self.by_words, where), _Selected(self.by_meaning, where)]
             return HybridRetriever(both).retrieve(query, k)
+
+    def nearest(
+        self, vector: Sequence[float], k: int = DEFAULT_K, where: Where | None = None
+    ) -> list[ScoredPassage]:
+        """Rank by nearness to a vector of the model that made the index's; none are there: none."""
+        return ByMeaning(self).nearest(vector, k, where)
 
     @contextmanager
     def snapshot(self) -> Iterator[None]:
@@ -1056,18 +1062,18 @@ class ByMeaning:
 
             def ranked(most: int) -> list[tuple[int, float]]:
                 if not index._dot and most <= _MOST_NEAREST:
-                    found = connection.execute(
+                    rows: Iterable[Any] = connection.execute(
                         "SELECT rowid, 1 - distance FROM vectors WHERE embedding MATCH ? AND k = ?",
                         (asked.tobytes(), most),
-                    ).fetchall()
+                    )
                 else:
-                    found = [
+                    rows = [
                         (number, float(np.frombuffer(vector, dtype=np.float32) @ asked))
                         for number, vector in connection.execute(
                             "SELECT rowid, embedding FROM vectors"
                         )
                     ]
-                return sorted(found, key=lambda one: (-one[1], one[0]))[:most]
+                return sorted(rows, key=lambda one: (-one[1], one[0]))[:most]
 
             return _distinct(connection, ranked, k, where)
 

@@ -30,7 +30,7 @@ class StaleWindows:
     """
 
     def __init__(self, index: Index, cache: PassageCache | WindowedLM | None) -> None:
-        found = getattr(cache, "cache", cache)
+        found: PassageCache | None = getattr(cache, "cache", cache)
         if found is not None and not hasattr(found, "invalidate"):
             raise InputError(
                 f"cache must be a PassageCache or a WindowedLM, not {type(cache).__name__}. Give "
