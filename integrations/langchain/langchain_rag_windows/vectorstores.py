@@ -27,7 +27,7 @@ from rag_windows_retrievers.stale import StaleWindows
 if TYPE_CHECKING:
     from rag_windows import PassageCache, WindowedLM
 
-_KEPT = "langchain metadata"
+_METADATA = "langchain_metadata"
 """Where an index keeps what a document's metadata were."""
 
 Ranking: TypeAlias = Literal["meaning", "words", "hybrid"]
@@ -162,8 +162,8 @@ class RagWindowsVectorStore(VectorStore):
             names = [str(uuid.uuid4()) if one is None else one for one in given]
             pairs = zip(documents, names, strict=True)
             passages = [replace(passage_of(one), id=name, score=None) for one, name in pairs]
-            kept = [{_KEPT: one.metadata} for one in documents]
-            self.index.add_passages(passages, originals=kept)
+            stored = [{_METADATA: one.metadata} for one in documents]
+            self.index.add_passages(passages, originals=stored)
             self._stale.drop()
             return names
 
@@ -266,7 +266,7 @@ class RagWindowsVectorStore(VectorStore):
                 vectors = self.index.vectors([str(one.id) for one in found])
                 chosen = maximal_marginal_relevance(
                     np.asarray(embedding, dtype=np.float32),
-                    [vectors[str(one.id)] for one in found],
+                    [vectors[str(one.id)].tolist() for one in found],
                     lambda_mult=lambda_mult,
                     k=k,
                 )
@@ -361,11 +361,11 @@ class RagWindowsVectorStore(VectorStore):
 
 def _document(passage: Passage, original: Any) -> Document:
     """The document that a passage was; one from a file is given what `ChatRagWindows` looks for."""
-    if not isinstance(original, dict) or _KEPT not in original:
+    if not isinstance(original, dict) or _METADATA not in original:
         title = {} if passage.title is None else {"title": passage.title}
         metadata = {**passage.metadata, **title, **chunk_metadata(passage)}
         return Document(passage.text, id=passage.id, metadata=metadata)
-    document = Document(passage.text, id=passage.id, metadata=original[_KEPT])
+    document = Document(passage.text, id=passage.id, metadata=original[_METADATA])
     if passage_of(document).before != passage.before:  # the index knows the chunks in front of it
         document.metadata.update(chunk_metadata(passage))
     return document

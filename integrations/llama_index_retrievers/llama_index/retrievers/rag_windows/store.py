@@ -222,7 +222,7 @@ class RagWindowsVectorStore(BasePydanticVectorStore):
     def _nodes(self, passages: Sequence[Passage]) -> list[BaseNode]:
         originals = self._index.originals([one.id for one in passages if one.id is not None])
         return [
-            node_of(one) if (kept := _original(originals, one.id)) is None else kept
+            node_of(one) if (stored := _original(originals, one.id)) is None else stored
             for one in passages
         ]
 
@@ -315,10 +315,10 @@ def _text(query: VectorStoreQuery) -> str:
 
 def _original(originals: dict[str, Any], id: str | None) -> BaseNode | None:
     """The node that was added; None of a passage that came from a file or another framework."""
-    kept = originals.get(id or "")
-    if not isinstance(kept, dict) or not {"__data__", "__type__"} <= kept.keys():
+    stored = originals.get(id or "")
+    if not isinstance(stored, dict) or not {"__data__", "__type__"} <= stored.keys():
         return None
-    return json_to_doc(kept)
+    return json_to_doc(stored)
 
 
 def _refuse(options: dict[str, Any]) -> None:
