@@ -324,6 +324,7 @@ def test_windows_of_what_is_gone_leave_the_cache(tmp_path: Path, way: str) -> No
     lm = WindowedLM.from_pretrained("tiny-reader", cache=cache)
     store = filled(tmp_path / "index", cache=cache if way == "replace" else lm)
     lm.generate("Who?", passages_of(store), max_new_tokens=1)
+    cache.flush()
     assert cache.stats().tiers["disk"].entries
     if way == "replace":
         store.add_texts(["The bridge is new."], ids=["bridge"])
