@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rag_windows.errors import CacheError, InputError
 from rag_windows.threads import Lock
@@ -30,7 +30,9 @@ class StaleWindows:
     """
 
     def __init__(self, index: Index, cache: PassageCache | WindowedLM | None) -> None:
-        found: PassageCache | None = getattr(cache, "cache", cache)
+        found: Any = cache
+        if hasattr(cache, "cache"):
+            found = cache.cache
         if found is not None and not hasattr(found, "invalidate"):
             raise InputError(
                 f"cache must be a PassageCache or a WindowedLM, not {type(cache).__name__}. Give "

@@ -316,7 +316,7 @@ def test_deleting(tmp_path: Path) -> None:
     assert store.query(asked("bread")).ids == []
     # Nothing is left of the old model's vectors either.
     store.add([TextNode(text="short", id_="s", embedding=[1.0, 0.0])])
-    (cosine,) = store.query(VectorStoreQuery([1.0, 1.0])).similarities or ()
+    (cosine,) = store.query(VectorStoreQuery([1.0, 1.0])).similarities or [0.0]
     assert cosine == pytest.approx(0.5**0.5)
     asyncio.run(store.aclear())
     assert store.get_nodes() == []
