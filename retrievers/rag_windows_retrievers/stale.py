@@ -31,7 +31,7 @@ class StaleWindows:
 
     def __init__(self, index: Index, cache: PassageCache | WindowedLM | None) -> None:
         found: Any = cache
-        if hasattr(cache, "cache"):
+        if cache is not None and hasattr(cache, "cache"):
             found = cache.cache
         if found is not None and not hasattr(found, "invalidate"):
             raise InputError(
