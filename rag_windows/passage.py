@@ -242,6 +242,7 @@ _INSIDE = (
     "retrievers",
     "base_retriever",
     "vectorstore",
+    "_vector_store",
     "docstore",
     "_docstore",
     "index",

@@ -80,6 +80,8 @@ from rag_windows.sampling import Penalties, sampling_options, whole_number
 from rag_windows.visible_text import one_line
 
 __all__ = [
+    "CHUNK_KEY",
+    "NEIGHBOURS",
     "AnswerReader",
     "Boundary",
     "Call",

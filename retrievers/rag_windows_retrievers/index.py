@@ -21,7 +21,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from queue import Empty, LifoQueue
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -62,6 +62,9 @@ from rag_windows_retrievers.words import FUNCTION_WORDS, VERSION, tokenize
 if TYPE_CHECKING:
     import apsw
 
+Where: TypeAlias = Callable[[Passage], bool]
+"""Which passages may be found at all."""
+
 FILE = "index.sqlite"
 FORMAT = 1
 TOGETHER = 64
@@ -88,7 +91,8 @@ CREATE INDEX documents_by_source ON documents(source);
 CREATE TABLE passages(
     number INTEGER PRIMARY KEY AUTOINCREMENT, document INTEGER NOT NULL REFERENCES documents,
     place INTEGER NOT NULL, id TEXT, title TEXT, text TEXT NOT NULL, metadata TEXT NOT NULL,
-    named TEXT, at INTEGER, before TEXT, digest BLOB NOT NULL, length INTEGER NOT NULL);
+    named TEXT, at INTEGER, before TEXT, digest BLOB NOT NULL, length INTEGER NOT NULL,
+    original TEXT);
 CREATE INDEX passages_by_document ON passages(document, place);
 CREATE INDEX passages_by_id ON passages(id);
 CREATE INDEX passages_by_digest ON passages(digest);
@@ -299,6 +303,32 @@ class Index:
         with self._reading() as connection:
             return tuple(_passages(connection, [n for one in ids for n in _own(connection, one)]))
 
+    def originals(self, ids: Collection[str]) -> dict[str, Any]:
+        """What `add_passages` was given to keep of passages, by their own ids."""
+        with self._reading() as connection:
+            found = {}
+            for one in ids:
+                row = connection.execute(
+                    "SELECT original FROM passages WHERE id = ? AND original IS NOT NULL", (one,)
+                ).fetchone()
+                if row is not None:
+                    found[one] = json.loads(str(row[0]))
+            return found
+
+    def vectors(self, ids: Collection[str]) -> dict[str, Vectors]:
+        """Vectors of passages, by their own ids; those without one are left out."""
+        with self._reading() as connection:
+            found: dict[str, Vectors] = {}
+            for one in ids if _vectored(connection) else ():
+                row = connection.execute(
+                    "SELECT v.embedding FROM passages p JOIN vectors v ON v.rowid = p.number "
+                    "WHERE p.id = ? LIMIT 1",
+                    (one,),
+                ).fetchone()
+                if row is not None:
+                    found[one] = np.frombuffer(row[0], dtype=np.float32)
+            return found
+
     def documents(self, id: str | None = None) -> list[IndexedDocument]:
         """The documents, or those of one id, in the order in which they came."""
         with self._reading() as connection:
@@ -383,26 +413,47 @@ class Index:
         return self._put(entries, progress)
 
     def add_passages(
-        self, passages: Iterable[Passage], *, progress: Progress | None = None
+        self,
+        passages: Iterable[Passage],
+        *,
+        vectors: Sequence[Sequence[float]] | None = None,
+        originals: Sequence[Any] | None = None,
+        progress: Progress | None = None,
     ) -> Changes:
         """Add passages as they are, in one transaction; one whose id is there is replaced.
 
         Each belongs to the document that it names, else to one of its own. A passage without an id
         is refused, since nobody could replace or remove it.
+
+        Args:
+            passages: what is added.
+            vectors: one for each passage, of an index without a model; compared by cosine. A vector
+                of zeros is left out.
+            originals: for each passage what `originals` gives back, as JSON has it, or None.
+            progress: called with the number of passages embedded and of all.
+
+        Raises:
+            InputError: a passage has no id, metadata can't be saved, or vectors don't fit.
+            RetrievalError: the index can't be written; then nothing of it changes.
         """
         given = list(passages)
         if any(one.id is None for one in given):
             raise InputError("A passage that is added needs an id. Give it one: Passage(id=...).")
-        vectors = self._embedded(given, progress)
+        sources = [None] * len(given) if originals is None else list(originals)
+        own = None if vectors is None else self._given(given, vectors)
+        made = self._embedded(given, progress)
         with self._writing() as connection:
+            if own is not None:
+                self._check_given(connection, own)
             now = time.time()
-            replaced: list[str] = []
+            changed: dict[str, None] = {}
             fresh: dict[str, None] = {}
-            for one in given:
+            for at, one in enumerate(given):
                 name = one.document or str(one.id)
-                for number in _own(connection, str(one.id)):
-                    _drop_passages(connection, [number])
-                    replaced.append(name)
+                old = _own(connection, str(one.id))
+                changed.update(dict.fromkeys(_names_of(connection, old)))
+                _touch(connection, old)
+                _drop_passages(connection, old)
                 row = _row(
                     connection,
                     "SELECT number FROM documents WHERE id = ? ORDER BY number LIMIT 1",
@@ -413,11 +464,16 @@ class Index:
                     fresh[name] = None
                 else:
                     number = row[0]
-                self._insert(connection, number, [one], vectors, given=True)
+                    connection.execute("UPDATE documents SET sha256 = '' WHERE number = ?", row)
+                if own is not None:
+                    made = {} if (vector := own[at]) is None else {_digest(one): vector}
+                self._insert(connection, number, [one], made, given=True, original=sources[at])
             _drop_empty(connection)
-            again = tuple(dict.fromkeys(one for one in replaced if one not in fresh))
-            _note_stale(connection, again)
-        return Changes(tuple(fresh), again)
+            stale = [one for one in changed if one not in fresh]
+            left = [one for one in stale if _there(connection, one)]
+            _note_stale(connection, stale)
+        gone = tuple(one for one in stale if one not in left)
+        return Changes(tuple(fresh), tuple(left), gone)
 
     def remove(self, ids: Collection[str] | str) -> Changes:
         """Remove documents by id, or files by their label, for good.
@@ -449,6 +505,7 @@ class Index:
         with self._writing() as connection:
             numbers = [n for one in ids for n in _own(connection, one)]
             names = _names_of(connection, numbers)
+            _touch(connection, numbers)
             _drop_passages(connection, numbers)
             _drop_empty(connection)
             _note_stale(connection, names)
@@ -572,13 +629,25 @@ class Index:
             raise InputError("This index was opened without an embedding model. Give it one.")
         return ByMeaning(self)
 
-    def retrieve(self, query: str, k: int = DEFAULT_K) -> list[ScoredPassage]:
-        """Rank by words, and by meaning where there is a model, both fused; see `Retriever`."""
+    def retrieve(
+        self, query: str, k: int = DEFAULT_K, where: Where | None = None
+    ) -> list[ScoredPassage]:
+        """Rank by words, and by meaning where there is a model, both fused; see `Retriever`.
+
+        Only passages for which `where` is true are found.
+        """
         check_k(k)
         with self.snapshot():
             if self.encoder is None:
-                return self.by_words.retrieve(query, k)
-            return HybridRetriever([self.by_words, self.by_meaning]).retrieve(query, k)
+                return self.by_words.retrieve(query, k, where)
+            both = [_Selected(self.by_words, where), _Selected(self.by_meaning, where)]
+            return HybridRetriever(both).retrieve(query, k)
+
+    def nearest(
+        self, vector: Sequence[float], k: int = DEFAULT_K, where: Where | None = None
+    ) -> list[ScoredPassage]:
+        """Rank by nearness to a vector of the model that made the index's; none are there: none."""
+        return ByMeaning(self).nearest(vector, k, where)
 
     @contextmanager
     def snapshot(self) -> Iterator[None]:
@@ -685,13 +754,14 @@ class Index:
         probe = encoder.embed(PROBE, query=False)
         with self._writing() as connection:
             if not _vectored(connection):
-                connection.execute(
-                    f"CREATE VIRTUAL TABLE vectors USING vec0(embedding float[{encoder.dimension}] "
-                    "distance_metric=cosine)"
-                )
-                _set(connection, "dimension", str(encoder.dimension))
+                _make_vectors(connection, encoder.dimension)
                 _set(connection, "model", encoder.name)
                 _set(connection, "probe", json.dumps(probe.tolist()))
+            if _setting(connection, "probe") is None:
+                raise RetrievalError(
+                    f"The vectors in {self.path} were given to it, so no model can be compared "
+                    "with theirs. Open the index without a model, or build it again with one."
+                )
             stored = np.array(json.loads(str(_setting(connection, "probe"))), dtype=np.float32)
             name = _setting(connection, "model")
         # A name is not compared: the same model may lie in another folder now.
@@ -730,6 +800,52 @@ class Index:
                     _insert_vector(connection, number, vector)
 
     # Writing.
+
+    def _given(
+        self, passages: Sequence[Passage], vectors: Sequence[Sequence[float]]
+    ) -> list[Vectors | None]:
+        """Vectors that came with passages, of length 1; None for those of zeros."""
+        if self.encoder is not None:
+            raise InputError(
+                "This index embeds passages with its own model. Leave vectors= out, or open the "
+                "index without a model."
+            )
+        if len(vectors) != len(passages):
+            raise InputError(
+                f"{len(passages)} passages came with {len(vectors)} vectors. Give one for each."
+            )
+        made = [np.asarray(one, dtype=np.float32) for one in vectors]
+        if len({one.shape for one in made}) > 1 or any(
+            one.ndim != 1 or not len(one) for one in made
+        ):
+            raise InputError(
+                f"The vectors of the passages differ in shape: "
+                f"{sorted({one.shape for one in made})}. Use one embedding model for all."
+            )
+        if not all(np.isfinite(one).all() for one in made):
+            raise InputError("A vector holds NaN or infinity. Check the embedding model.")
+        return [one / norm if (norm := np.linalg.norm(one)) else None for one in made]
+
+    def _check_given(self, connection: apsw.Connection, vectors: Sequence[Vectors | None]) -> None:
+        """Make the table of vectors that come with their passages, or check that they fit in."""
+        if (model := _setting(connection, "model")) is not None:
+            raise InputError(
+                f"The vectors in {self.path} were made by {model!r}. Open the index with that "
+                "model, and leave vectors= out."
+            )
+        dimension = next((len(one) for one in vectors if one is not None), None)
+        if dimension is None:
+            return
+        before = _setting(connection, "dimension")
+        if before is not None and before != str(dimension):
+            if connection.execute("SELECT 1 FROM vectors LIMIT 1").fetchone():
+                raise InputError(
+                    f"The vectors in {self.path} have {before} numbers, not {dimension}. Use the "
+                    "same embedding model, or another folder."
+                )
+            connection.execute("DROP TABLE vectors")
+        if before != str(dimension):
+            _make_vectors(connection, dimension)
 
     def _entry(self, document: Document, source: str | None) -> _Entry:
         if self._tokens is None and self._split_by.startswith("tokens"):
@@ -872,6 +988,7 @@ class Index:
         vectors: Mapping[bytes, Vectors],
         *,
         given: bool = False,
+        original: Any = None,
     ) -> None:
         place = _row(
             connection,
@@ -892,8 +1009,11 @@ class Index:
                 )
             connection.execute(
                 "INSERT INTO passages(document, place, id, title, text, metadata, named, at, "
-                "before, digest, length) VALUES(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                (*row, one.document, one.index, before, digest, length := _length(one)),
+                "before, digest, length, original) VALUES(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                (
+                    *(*row, one.document, one.index, before, digest, length := _length(one)),
+                    None if original is None else _json(original),
+                ),
             )
             number = connection.last_insert_rowid()
             _count(connection, 1, length)
@@ -932,8 +1052,10 @@ class ByWords:
     def __init__(self, index: Index) -> None:
         self._index = index
 
-    def retrieve(self, query: str, k: int = DEFAULT_K) -> list[ScoredPassage]:
-        """Rank the passages that share a word with the query; see `Retriever.retrieve`."""
+    def retrieve(
+        self, query: str, k: int = DEFAULT_K, where: Where | None = None
+    ) -> list[ScoredPassage]:
+        """Rank the passages that share a word with the query; see `Index.retrieve`."""
         check_k(k)
         words = Counter(tokenize(query))
         with self._index._reading() as connection:
@@ -968,7 +1090,17 @@ class ByWords:
                     found.append((number, score))
                 return sorted(found, key=lambda one: (-one[1], one[0]))[:most]
 
-            return _distinct(connection, ranked, k)
+            return _distinct(connection, ranked, k, where)
+
+
+class _Selected:
+    """One of an index's rankings, of some passages only."""
+
+    def __init__(self, ranking: ByWords | ByMeaning, where: Where | None) -> None:
+        self._ranking, self._where = ranking, where
+
+    def retrieve(self, query: str, k: int = DEFAULT_K) -> list[ScoredPassage]:
+        return self._ranking.retrieve(query, k, self._where)
 
 
 class ByMeaning:
@@ -981,15 +1113,41 @@ class ByMeaning:
     def __init__(self, index: Index) -> None:
         self._index = index
 
-    def retrieve(self, query: str, k: int = DEFAULT_K) -> list[ScoredPassage]:
-        """Rank the passages by their nearness to the query; see `Retriever.retrieve`."""
+    def retrieve(
+        self, query: str, k: int = DEFAULT_K, where: Where | None = None
+    ) -> list[ScoredPassage]:
+        """Rank the passages by their nearness to the query; see `Index.retrieve`."""
         check_k(k)
-        index = self._index
         paragraphs = [one for one in BLANK_LINE.split(query) if one.strip()]
-        if not paragraphs or index.encoder is None:
+        if not paragraphs or self._index.encoder is None:
             return []
-        asked = index.encoder.embed(paragraphs, query=True).mean(axis=0).astype(np.float32)
+        asked = self._index.encoder.embed(paragraphs, query=True).mean(axis=0)
+        return self.nearest(asked, k, where)
+
+    def nearest(
+        self, vector: Sequence[float] | Vectors, k: int = DEFAULT_K, where: Where | None = None
+    ) -> list[ScoredPassage]:
+        """Rank the passages by their nearness to a vector.
+
+        Raises:
+            InputError: it has another length than those of the index, or `k` is below 1.
+        """
+        check_k(k)
+        index, asked = self._index, np.asarray(vector, dtype=np.float32)
         with index._reading() as connection:
+            dimension = _setting(connection, "dimension")
+            if dimension is None:
+                return []
+            if asked.shape != (int(dimension),) or not np.isfinite(asked).all():
+                raise InputError(
+                    f"A vector for this index has {dimension} finite numbers, not the shape "
+                    f"{asked.shape}. Use the embedding model that made those of the index."
+                )
+            if not index._dot:
+                norm = np.linalg.norm(asked)
+                if not norm:
+                    return []
+                asked = (asked / norm).astype(np.float32)
 
             def ranked(most: int) -> list[tuple[int, float]]:
                 if not index._dot and most <= _MOST_NEAREST:
@@ -1004,20 +1162,24 @@ class ByMeaning:
                     found = [(n, float(np.frombuffer(one, np.float32) @ asked)) for n, one in rows]
                 return sorted(found, key=lambda one: (-one[1], one[0]))[:most]
 
-            return _distinct(connection, ranked, k)
+            return _distinct(connection, ranked, k, where)
 
 
 def _distinct(
-    connection: apsw.Connection, ranked: Callable[[int], list[tuple[int, float]]], k: int
+    connection: apsw.Connection,
+    ranked: Callable[[int], list[tuple[int, float]]],
+    k: int,
+    where: Where | None,
 ) -> list[ScoredPassage]:
-    """The first k passages of different title and text."""
+    """The first k passages of different title and text, of those that may be found."""
     most = k
     while True:
         rows = ranked(most)
         found: dict[tuple[str | None, str], ScoredPassage] = {}
         numbers = [number for number, _ in rows]
         for one, (_, score) in zip(_passages(connection, numbers), rows, strict=True):
-            found.setdefault(content(one), replace(one, score=float(score)))
+            if where is None or where(one):
+                found.setdefault(content(one), replace(one, score=float(score)))
         if len(found) >= k or len(rows) < most:
             return list(found.values())[:k]
         most *= 2
@@ -1123,6 +1285,28 @@ def _vectored(connection: apsw.Connection) -> bool:
     return _setting(connection, "dimension") is not None
 
 
+def _make_vectors(connection: apsw.Connection, dimension: int) -> None:
+    connection.execute(
+        f"CREATE VIRTUAL TABLE vectors USING vec0(embedding float[{dimension}] "
+        "distance_metric=cosine)"
+    )
+    _set(connection, "dimension", str(dimension))
+
+
+def _touch(connection: apsw.Connection, numbers: Sequence[int]) -> None:
+    """Note that documents don't hold what they were added with any more."""
+    connection.executemany(
+        "UPDATE documents SET sha256 = '' WHERE number = "
+        "(SELECT document FROM passages WHERE number = ?)",
+        [(number,) for number in numbers],
+    )
+
+
+def _there(connection: apsw.Connection, id: str) -> bool:
+    row = connection.execute("SELECT 1 FROM documents WHERE id = ? LIMIT 1", (id,)).fetchone()
+    return row is not None
+
+
 def _set(connection: apsw.Connection, name: str, value: str) -> None:
     connection.execute("INSERT OR REPLACE INTO settings VALUES(?, ?)", (name, value))
 
@@ -1192,6 +1376,8 @@ def _insert_document(
 
 
 def _insert_vector(connection: apsw.Connection, number: int, vector: Vectors) -> None:
+    if not vector.any():  # it has no cosine
+        return
     connection.execute(
         "INSERT INTO vectors(rowid, embedding) VALUES(?, ?)",
         (number, np.ascontiguousarray(vector, dtype=np.float32).tobytes()),

@@ -30,18 +30,27 @@ from rag_windows import InputError, Passage
 from rag_windows_retrievers import (
     BM25Retriever,
     ConversationalRetriever,
+    Index,
     Retriever,
     last_turns,
 )
 from tests.integrations.cases import PLACES, Held, case, one_window_each
 from tests.integrations.langchain import asking as langchain
 from tests.integrations.llama_index import asking as llama_index
-from tests.retrievers.small import CORPUS, MADE
+from tests.retrievers.small import CORPUS, MADE, WordEncoder
 
+
+def index_on_disk(folder: Path) -> Retriever:
+    made = Index(folder / "index", WordEncoder())
+    made.add_passages(CORPUS)
+    return made
+
+
+MAKERS = {**MADE, "index": index_on_disk}
 QUERY = "the old bridge of Halden and its harbour"
 
 
-@pytest.mark.parametrize("name", MADE)
+@pytest.mark.parametrize("name", MAKERS)
 class TestStandard(RetrieversIntegrationTests):
     """LangChain's own tests of a retriever, with each of ours."""
 
@@ -49,7 +58,7 @@ class TestStandard(RetrieversIntegrationTests):
 
     @pytest.fixture(autouse=True)
     def make(self, name: str, tmp_path: Path) -> None:
-        self.made = MADE[name](tmp_path)
+        self.made = MAKERS[name](tmp_path)
 
     @property
     def retriever_constructor(self) -> type[BaseRetriever]:
@@ -64,9 +73,9 @@ class TestStandard(RetrieversIntegrationTests):
         return {"retriever": self.made}
 
 
-@pytest.mark.parametrize("name", MADE)
+@pytest.mark.parametrize("name", MAKERS)
 def test_documents_and_nodes_are_what_the_retriever_found(name: str, tmp_path: Path) -> None:
-    ours = MADE[name](tmp_path)
+    ours = MAKERS[name](tmp_path)
     found = ours.retrieve(QUERY, 3)
     assert len(found) == 3
     retriever = LlamaIndexRetriever(ours, similarity_top_k=3)

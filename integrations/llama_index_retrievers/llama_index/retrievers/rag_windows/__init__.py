@@ -1,4 +1,4 @@
-"""Any of our retrievers as LlamaIndex's."""
+"""Any of our retrievers as LlamaIndex's, and the index as a vector store."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ import hashlib
 from typing import Any
 
 from llama_index.core.base.base_retriever import BaseRetriever
-from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
+from llama_index.core.schema import NodeWithScore, QueryBundle
 
-from rag_windows.integration import chunk_metadata
+from llama_index.retrievers.rag_windows.nodes import node_of
+from llama_index.retrievers.rag_windows.store import RagWindowsVectorStore
 from rag_windows_retrievers import Retriever
 from rag_windows_retrievers.retriever import DEFAULT_K, check_k
 
-__all__ = ["RagWindowsRetriever"]
+__all__ = ["RagWindowsRetriever", "RagWindowsVectorStore"]
 
 
 class RagWindowsRetriever(BaseRetriever):
@@ -48,17 +49,7 @@ class RagWindowsRetriever(BaseRetriever):
                 # One from its text: LlamaIndex drops a second node of one id.
                 text = f"{passage.id}\n{passage.title}\n{passage.text}"
                 name = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
-            metadata = {**passage.metadata, **chunk_metadata(passage)}
-            hidden = [key for key in metadata if key != "title"]
-            if passage.title is not None:
-                metadata["title"] = passage.title
-            node = TextNode(
-                id_=name,
-                text=passage.text,
-                metadata=metadata,
-                excluded_llm_metadata_keys=hidden,
-                excluded_embed_metadata_keys=hidden,
-            )
+            node = node_of(passage, name)
             nodes.setdefault(name, NodeWithScore(node=node, score=passage.score))
         return list(nodes.values())
 
