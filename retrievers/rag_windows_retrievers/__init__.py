@@ -9,6 +9,7 @@ from rag_windows_retrievers.documents import (
     Document,
     Documents,
     Skipped,
+    documents_of,
     load_documents,
 )
 from rag_windows_retrievers.in_memory import (
@@ -19,7 +20,14 @@ from rag_windows_retrievers.in_memory import (
     SentenceEncoder,
     progress_bar,
 )
-from rag_windows_retrievers.index import Changes, Index, IndexedDocument, ingest, open_index
+from rag_windows_retrievers.index import (
+    Changes,
+    Index,
+    IndexedDocument,
+    IndexedFile,
+    ingest,
+    open_index,
+)
 from rag_windows_retrievers.retriever import (
     DEFAULT_K,
     ConversationalRetriever,
@@ -45,6 +53,7 @@ __all__ = [
     "HybridRetriever",
     "Index",
     "IndexedDocument",
+    "IndexedFile",
     "Progress",
     "Reranker",
     "Retriever",
@@ -52,6 +61,7 @@ __all__ = [
     "SentenceEncoder",
     "Skipped",
     "TokenBudget",
+    "documents_of",
     "ingest",
     "last_turns",
     "load_documents",
