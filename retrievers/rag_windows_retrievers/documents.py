@@ -324,9 +324,7 @@ def _as_os_errors() -> Iterator[None]:
         raise OSError(str(error).strip() or type(error).__name__) from error
 
 
-def documents_of(
-    data: bytes, name: str, path: PurePath | None = None
-) -> list[Document | Skipped]:
+def documents_of(data: bytes, name: str, path: PurePath | None = None) -> list[Document | Skipped]:
     """A file's documents from its bytes, and what of it can't be used and why.
 
     Args:

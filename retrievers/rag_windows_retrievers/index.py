@@ -141,6 +141,15 @@ class IndexedFile:
 
 
 @dataclass(frozen=True, slots=True)
+class IndexCounts:
+    """How many files, documents and passages an index holds; see `IndexedFile`."""
+
+    files: int
+    documents: int
+    passages: int
+
+
+@dataclass(frozen=True, slots=True)
 class Changes:
     """What a call has changed in an index.
 
@@ -291,9 +300,14 @@ class Index:
             return tuple(_passages(connection, [n for one in ids for n in _own(connection, one)]))
 
     def documents(
-        self, id: str | None = None, *, after: str | None = None, limit: int | None = None
+        self,
+        id: str | None = None,
+        *,
+        source: str | None = None,
+        after: str | None = None,
+        limit: int | None = None,
     ) -> list[IndexedDocument]:
-        """The documents, or those of one id, in the order in which they came.
+        """The documents, or those of one id or file, in the order in which they came.
 
         At most `limit` of them, those behind the document `after`; none if it is not there.
         """
@@ -303,9 +317,9 @@ class Index:
                 "coalesce(sum(length(CAST(p.text AS BLOB))), 0) "
                 "FROM documents d LEFT JOIN passages p ON p.document = d.number "
                 "WHERE (?1 IS NULL OR d.id = ?1) AND (?2 IS NULL OR d.number > "
-                "(SELECT max(number) FROM documents WHERE id = ?2)) "
-                "GROUP BY d.number ORDER BY d.number LIMIT ?3",
-                (id, after, -1 if limit is None else limit),
+                "(SELECT max(number) FROM documents WHERE id = ?2)) AND (?4 IS NULL OR "
+                "d.source = ?4) GROUP BY d.number ORDER BY d.number LIMIT ?3",
+                (id, after, -1 if limit is None else limit, source),
             )
             return [IndexedDocument(*row) for row in rows]
 
@@ -336,11 +350,24 @@ class Index:
             )
             return tuple(_passages(connection, [number for (number,) in rows]))
 
-    def counts(self) -> tuple[int, int]:
-        """How many documents and passages there are."""
+    def newer(self, number: int, limit: int) -> list[tuple[int, str]]:
+        """Numbers and ids of documents that came behind the one of a number; none has a 0.
+
+        One that is replaced gets a new number.
+        """
         with self._reading() as connection:
-            (documents,) = connection.execute("SELECT count(*) FROM documents").fetchone()
-            return int(documents), int(_setting(connection, "passages") or 0)
+            return connection.execute(
+                "SELECT number, id FROM documents WHERE number > ? ORDER BY number LIMIT ?",
+                (number, limit),
+            ).fetchall()
+
+    def counts(self) -> IndexCounts:
+        """How much there is."""
+        with self._reading() as connection:
+            row = connection.execute(
+                "SELECT count(DISTINCT coalesce(source, id)), count(*) FROM documents"
+            ).fetchone()
+            return IndexCounts(*row, int(_setting(connection, "passages") or 0))
 
     def skipped(self) -> list[Skipped]:
         """Files, lines and pages that could not be read or were left out, as they stand now."""
