@@ -134,7 +134,15 @@ def serve(
     if fleet.wanted:
         _serve_fleet(search, model, server, fleet)
         return
-    require("The server", "fastapi", "uvicorn", "openai", "prometheus-client", extra="server")
+    require(
+        "The server",
+        "fastapi",
+        "uvicorn",
+        "openai",
+        "prometheus-client",
+        "watchfiles",
+        extra="server",
+    )
     # What would fail after the documents and the model fails before them.
     with cli.progress("Checking the options"):
         from rag_windows_server import Keys
