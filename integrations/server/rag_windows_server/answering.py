@@ -30,7 +30,7 @@ from rag_windows.integration import (
     search_text,
 )
 from rag_windows_server.bodies import ServerRequest, check_forms
-from rag_windows_server.collection import Collection, Reading, index_of
+from rag_windows_server.collection import Collection, ReadDocuments, index_of
 from rag_windows_server.documents import url_of
 from rag_windows_server.errors import busy, of, refused
 from rag_windows_server.keys import Tenant
@@ -324,7 +324,7 @@ class Answering:
                 return answers
 
     async def _answer(
-        self, index: int, call: ModelCall, asked: ServerRequest, reading: Reading | None
+        self, index: int, call: ModelCall, asked: ServerRequest, reading: ReadDocuments | None
     ) -> ServedAnswer:
         def read(_: ModelCall, generation: Generation) -> ServedAnswer:
             found, notes = call.reader.whole(generation), self._notes(reading)
@@ -363,7 +363,7 @@ class Answering:
                         yield piece
 
     def _stream(
-        self, index: int, call: ModelCall, asked: ServerRequest, reading: Reading | None
+        self, index: int, call: ModelCall, asked: ServerRequest, reading: ReadDocuments | None
     ) -> AsyncGenerator[StreamPiece, None]:
         length = 0
 
@@ -382,11 +382,11 @@ class Answering:
         timeout, begun = self._settings.timeout_s, [StreamPiece(index, "")]
         return self._calls.stream_async(lambda: call, read, timeout=timeout, begun=begun)
 
-    def _notes(self, reading: Reading | None) -> list[str]:
+    def _notes(self, reading: ReadDocuments | None) -> list[str]:
         return [] if self.collection is None else self.collection.notes(reading)
 
     @contextmanager
-    def _reads(self, reading: Reading | None) -> Generator[None]:
+    def _reads(self, reading: ReadDocuments | None) -> Generator[None]:
         """At the end, what a request has stored of documents that went meanwhile goes, too."""
         try:
             yield
@@ -402,7 +402,7 @@ class Answering:
 
     def _prepared(
         self, asked: ServerRequest, tenant: Tenant
-    ) -> tuple[list[ModelCall], Reading | None]:
+    ) -> tuple[list[ModelCall], ReadDocuments | None]:
         """The calls of the model for each of the answers; this reads, retrieves and tokenizes."""
         lm, reading = self._models[tenant], None
         passages: Sequence[Passage] = asked.passages

@@ -36,7 +36,7 @@ _NAMED = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class ReadDocuments:
     """What a request reads of the documents.
 
     Attributes:
@@ -102,13 +102,13 @@ class Follower:
         self._index, self._changed = index, changed
         self._paths = _watchable(paths)
         self._stop = threading.Event()
-        self._told: set[tuple[str, str]] = set()
+        self._reported: set[tuple[str, str]] = set()
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Begin; what could not be read before is not told again."""
+        """Begin; what could not be read before is not reported again."""
         if self._paths:
-            self._told = {(one.label, one.reason) for one in self._index.skipped()}
+            self._reported = {(one.label, one.reason) for one in self._index.skipped()}
             self._thread = threading.Thread(
                 target=self._run, name="rag-windows-follow", daemon=True
             )
@@ -149,13 +149,13 @@ class Follower:
             parts = [f"{len(found)} {kind} ({_names(found)})" for kind, found in done]
             _log.info("Documents that changed: %s.", ", ".join(parts))
         bad = {(one.label, one.reason) for one in changes.skipped if one.problem}
-        for label, reason in sorted(bad - self._told):
+        for label, reason in sorted(bad - self._reported):
             _log.warning(
                 "%s can't be read, and is not retrieved: %s.",
                 one_line(label)[:200],
                 one_line(reason)[:500].rstrip("."),
             )
-        self._told = bad
+        self._reported = bad
 
 
 def _names(found: Sequence[str]) -> str:
@@ -199,7 +199,7 @@ class Collection:
         """Encode documents behind the questions from the start on; see `Warmer`."""
 
         def read(version: int, documents: abc.Collection[str]) -> None:
-            self.ended(Reading(version, frozenset(documents)))
+            self.ended(ReadDocuments(version, frozenset(documents)))
 
         self._warmer = Warmer(self.index, self._models, prefix, busy, read)
 
@@ -238,13 +238,13 @@ class Collection:
         found: Sequence[Passage] = self._retriever.retrieve(query, k)
         return found
 
-    def read(self, query: str, k: int) -> tuple[Sequence[Passage], Reading]:
+    def read(self, query: str, k: int) -> tuple[Sequence[Passage], ReadDocuments]:
         """The `k` best ones for a request, which calls `ended` when it has ended."""
         with self.index.snapshot():
             version, found = self.index.version, self.retrieve(query, k)
-        return found, Reading(version, frozenset(map(document_of, found)))
+        return found, ReadDocuments(version, frozenset(map(document_of, found)))
 
-    def stale(self, reading: Reading) -> list[str]:
+    def stale(self, reading: ReadDocuments) -> list[str]:
         """Documents of a reading that were replaced or removed since."""
         if self.index.version == reading.version:
             return []
@@ -253,7 +253,7 @@ class Collection:
             return sorted(reading.documents or ())
         return [one for one in found if reading.documents is None or one in reading.documents]
 
-    def notes(self, reading: Reading | None) -> list[str]:
+    def notes(self, reading: ReadDocuments | None) -> list[str]:
         """What an answer says of documents that were changed or removed while it was written."""
         if reading is None:
             return []
@@ -266,7 +266,7 @@ class Collection:
             ]
         return []
 
-    def ended(self, reading: Reading | None) -> None:
+    def ended(self, reading: ReadDocuments | None) -> None:
         """Nobody reads this any more: windows that were stored of stale documents go again."""
         if reading is None:
             return

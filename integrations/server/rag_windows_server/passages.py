@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from rag_windows import CancelledGenerationError, PassageCache
 from rag_windows_server.answering import until_left
-from rag_windows_server.collection import Collection, Reading
+from rag_windows_server.collection import Collection, ReadDocuments
 from rag_windows_server.documents import passages_in
 from rag_windows_server.errors import ApiError, refused
 from rag_windows_server.keys import Tenant
@@ -86,7 +86,7 @@ def routes(served: Served) -> APIRouter:
         collection, reading = served.answering.collection, None
         if body.documents is None:
             if collection is not None:
-                reading = Reading(collection.index.version)
+                reading = ReadDocuments(collection.index.version)
             own = served.answering.retriever
             passages = None if own is None else own.passages
             if passages is None:

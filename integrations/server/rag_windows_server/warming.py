@@ -51,7 +51,7 @@ class Warmer:
         self._lock = threading.Lock()
         self._warmed: dict[str, int] = {}
         self._again: dict[str, None] = {}
-        self._last, self._told = 0, time.monotonic()
+        self._last, self._reported = 0, time.monotonic()
         self._worker: Worker | None = None
 
     def start(self) -> None:
@@ -114,8 +114,8 @@ class Warmer:
             done["documents"] += 1
             if not self._warm(name, done):
                 return
-            if time.monotonic() - self._told >= _TELL_S:
-                self._told = time.monotonic()
+            if time.monotonic() - self._reported >= _TELL_S:
+                self._reported = time.monotonic()
                 _log.info("Passages encoded before questions so far: %d.", done["passages"])
         if done["passages"]:
             _log.info(

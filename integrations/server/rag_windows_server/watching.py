@@ -23,7 +23,7 @@ State = dict[str, tuple[int, ...]]
 
 
 def changing(paths: Sequence[str], stop: threading.Event) -> Iterator[None]:
-    """Yield at once, after each change behind some paths, and every minute, until told to stop.
+    """Yield at once, after each change behind some paths, and every minute, until the event is set.
 
     Args:
         paths: files, folders (with everything below) and patterns; none of them has to exist.
@@ -32,10 +32,10 @@ def changing(paths: Sequence[str], stop: threading.Event) -> Iterator[None]:
     seen, looked = _looked_at(paths), time.monotonic()
     while not stop.is_set():
         tops, first = _folders(paths), True
-        for told in _ticks([*tops], stop):
+        for noticed in _ticks([*tops], stop):
             now, before = _looked_at(paths), seen
             # Behind the first message the system watches: what came before it is not missed.
-            if told or first or now != before or time.monotonic() - looked >= _SWEEP_S:
+            if noticed or first or now != before or time.monotonic() - looked >= _SWEEP_S:
                 seen, looked, first = now, time.monotonic(), False
                 yield
             if _folders(paths) != tops:

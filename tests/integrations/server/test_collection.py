@@ -229,7 +229,7 @@ def test_more_than_anybody_remembers(
 
 async def test_documents_are_added_listed_and_removed(own: WindowedLM, index: Index) -> None:
     async with asking(create_app(own, Settings(top_k=3), index)) as client:
-        given = {
+        given: dict[str, list[Any]] = {
             "documents": [
                 {"id": "letters/7", "title": "Letter", "text": "Zelwick Academy moved to Orn."},
                 "Zelwick Academy teaches the lute.",
@@ -579,12 +579,12 @@ def test_openai_files(client: openai.OpenAI, index: Index) -> None:
             call(made.id)
     with pytest.raises(openai.BadRequestError, match="purpose"):
         client.files.create(file=("a.md", b"A."), purpose="batch")
-    rest = {"anchor": "created_at", "seconds": 3600}
+    rest: Any = {"anchor": "created_at", "seconds": 3600}
     with pytest.raises(openai.BadRequestError, match="expires_after"):
         client.files.create(
             file=("a.md", b"A."),
             purpose="assistants",
-            expires_after=rest,  # type: ignore[arg-type]
+            expires_after=rest,
         )
     with pytest.raises(openai.BadRequestError, match="order"):
         client.files.list(order="desc")
