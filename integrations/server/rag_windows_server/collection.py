@@ -428,7 +428,7 @@ class Collection:
             found = json.loads(self._note.read_text(encoding="utf-8"))
             return int(found["version"]), False
         except (OSError, ValueError, KeyError, TypeError):
-            # This cache may have been filled from the index by others, who told nobody.
+            # This cache may have been filled from the index by others, of which nobody knows.
             return (0, False) if self.index.stale_since(0)[1] is not None else (now, False)
 
     def _noted_in(self) -> Path | None:
