@@ -14,6 +14,7 @@ from rag_windows_retrievers.documents import (
     Document,
     Documents,
     Skipped,
+    documents_of,
     load_documents,
 )
 from rag_windows_retrievers.in_memory import (
@@ -24,7 +25,14 @@ from rag_windows_retrievers.in_memory import (
     SentenceEncoder,
     progress_bar,
 )
-from rag_windows_retrievers.index import Changes, Index, IndexedDocument, ingest, open_index
+from rag_windows_retrievers.index import (
+    Changes,
+    Index,
+    IndexedDocument,
+    IndexedFile,
+    ingest,
+    open_index,
+)
 from rag_windows_retrievers.retriever import (
     DEFAULT_K,
     ConversationalRetriever,
@@ -50,6 +58,7 @@ __all__ = [
     "HybridRetriever",
     "Index",
     "IndexedDocument",
+    "IndexedFile",
     "Progress",
     "Reranker",
     "Retriever",
@@ -57,6 +66,7 @@ __all__ = [
     "SentenceEncoder",
     "Skipped",
     "TokenBudget",
+    "documents_of",
     "ingest",
     "last_turns",
     "load_documents",

@@ -120,24 +120,11 @@ class DocumentFile:
 
     def read(self) -> list[Document | Skipped]:
         """Its documents, and what of it can't be used and why; never raises for a bad file."""
-        found: list[Document | Skipped] = []
         try:
             data = self._bytes()
-            for one in _documents(data, self.label, PurePath(self.path)):
-                if isinstance(one, Document) and not one.text.strip():
-                    found.append(Skipped(one.id, "no text"))
-                else:
-                    found.append(one)
-        except UnicodeDecodeError as error:
-            line = data.count(b"\n", 0, error.start) + 1
-            advice = "it is damaged or cut short; write it again"
-            if error.encoding.startswith("utf-8"):
-                advice = _advice(data, self.label)
-            reason = f"not valid {error.encoding.upper()} (byte {error.start}); {advice}"
-            found.append(Skipped(f"{self.label}:{line}", reason, problem=True))
-        except (OSError, DocumentError, MissingExtraError) as error:
-            found.append(Skipped(self.label, _reason(error), problem=True))
-        return found
+        except OSError as error:
+            return [Skipped(self.label, _reason(error), problem=True)]
+        return documents_of(data, self.label, PurePath(self.path))
 
     def _bytes(self) -> bytes:
         if self.options is None:
@@ -344,6 +331,33 @@ def _as_os_errors() -> Iterator[None]:
         raise
     except Exception as error:
         raise OSError(str(error).strip() or type(error).__name__) from error
+
+
+def documents_of(data: bytes, name: str, path: PurePath | None = None) -> list[Document | Skipped]:
+    """A file's documents from its bytes, and what of it can't be used and why.
+
+    Args:
+        data: what the file holds.
+        name: of the file, whose suffix says what it is; nothing of that name is opened.
+        path: what the suffix and the title are taken from instead.
+    """
+    found: list[Document | Skipped] = []
+    try:
+        for one in _documents(data, name, PurePath(name) if path is None else path):
+            if isinstance(one, Document) and not one.text.strip():
+                found.append(Skipped(one.id, "no text"))
+            else:
+                found.append(one)
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        advice = "it is damaged or cut short; write it again"
+        if error.encoding.startswith("utf-8"):
+            advice = _advice(data, name)
+        reason = f"not valid {error.encoding.upper()} (byte {error.start}); {advice}"
+        found.append(Skipped(f"{name}:{line}", reason, problem=True))
+    except (OSError, DocumentError, MissingExtraError) as error:
+        found.append(Skipped(name, _reason(error), problem=True))
+    return found
 
 
 def _documents(data: bytes, label: str, path: PurePath) -> Iterator[Document | Skipped]:

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from rag_windows import Passage
-from rag_windows.errors import InputError, RetrievalError, require
+from rag_windows.errors import DocumentError, InputError, RetrievalError, require
 from rag_windows.passage import NEIGHBOURS
 from rag_windows.threads import Lock, in_children
 from rag_windows_retrievers.documents import (
@@ -115,6 +115,7 @@ class IndexedDocument:
         sha256: of its title, text and metadata, in hexadecimal digits.
         added: when it came, or was last replaced, in seconds since 1970.
         passages: how many it has.
+        size: of its passages' texts in UTF-8, in bytes.
     """
 
     id: str
@@ -122,6 +123,35 @@ class IndexedDocument:
     title: str | None
     sha256: str
     added: float
+    passages: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class IndexedFile:
+    """A file whose documents an index holds, or a document that was added as text.
+
+    Attributes:
+        name: the file's label, or the document's id.
+        added: when the last of its documents came, in seconds since 1970.
+        documents: how many it has.
+        passages: how many these have.
+        size: of the passages' texts in UTF-8, in bytes.
+    """
+
+    name: str
+    added: float
+    documents: int
+    passages: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class IndexCounts:
+    """How many files, documents and passages an index holds; see `IndexedFile`."""
+
+    files: int
+    documents: int
     passages: int
 
 
@@ -329,17 +359,76 @@ class Index:
                     found[one] = np.frombuffer(row[0], dtype=np.float32)
             return found
 
-    def documents(self, id: str | None = None) -> list[IndexedDocument]:
-        """The documents, or those of one id, in the order in which they came."""
+    def documents(
+        self,
+        id: str | None = None,
+        *,
+        source: str | None = None,
+        after: str | None = None,
+        limit: int | None = None,
+    ) -> list[IndexedDocument]:
+        """The documents, or those of one id or file, in the order in which they came.
+
+        At most `limit` of them, those behind the document `after`; none if it is not there.
+        """
         with self._reading() as connection:
-            rows = _rows(
-                connection,
-                "SELECT d.id, d.source, d.title, d.sha256, d.added, "
-                "(SELECT count(*) FROM passages p WHERE p.document = d.number) "
-                "FROM documents d WHERE ?1 IS NULL OR d.id = ?1 ORDER BY d.number",
-                (id,),
+            rows = connection.execute(
+                "SELECT d.id, d.source, d.title, d.sha256, d.added, count(p.number), "
+                "coalesce(sum(length(CAST(p.text AS BLOB))), 0) "
+                "FROM documents d LEFT JOIN passages p ON p.document = d.number "
+                "WHERE (?1 IS NULL OR d.id = ?1) AND (?2 IS NULL OR d.number > "
+                "(SELECT max(number) FROM documents WHERE id = ?2)) AND (?4 IS NULL OR "
+                "d.source = ?4) GROUP BY d.number ORDER BY d.number LIMIT ?3",
+                (id, after, -1 if limit is None else limit, source),
             )
             return [IndexedDocument(*row) for row in rows]
+
+    def files(
+        self, name: str | None = None, *, after: str | None = None, limit: int | None = None
+    ) -> list[IndexedFile]:
+        """The files that documents came from, and documents of none; see `documents`."""
+        with self._reading() as connection:
+            rows = connection.execute(
+                "SELECT coalesce(d.source, d.id) AS name, max(d.added), "
+                "count(DISTINCT d.number), count(p.number), "
+                "coalesce(sum(length(CAST(p.text AS BLOB))), 0) "
+                "FROM documents d LEFT JOIN passages p ON p.document = d.number "
+                "WHERE ?1 IS NULL OR coalesce(d.source, d.id) = ?1 GROUP BY name "
+                "HAVING ?2 IS NULL OR max(d.number) > (SELECT max(number) FROM documents "
+                "WHERE coalesce(source, id) = ?2) ORDER BY max(d.number) LIMIT ?3",
+                (name, after, -1 if limit is None else limit),
+            )
+            return [IndexedFile(*row) for row in rows]
+
+    def in_file(self, name: str) -> tuple[Passage, ...]:
+        """The passages of a file, see `files`, in order."""
+        with self._reading() as connection:
+            rows = connection.execute(
+                "SELECT p.number FROM passages p JOIN documents d ON p.document = d.number "
+                "WHERE coalesce(d.source, d.id) = ? ORDER BY p.document, p.place, p.number",
+                (name,),
+            )
+            return tuple(_passages(connection, [number for (number,) in rows]))
+
+    def newer(self, number: int, limit: int) -> list[tuple[int, str]]:
+        """Numbers and ids of documents that came behind the one of a number; none has a 0.
+
+        One that is replaced gets a new number.
+        """
+        with self._reading() as connection:
+            return _rows(
+                connection,
+                "SELECT number, id FROM documents WHERE number > ? ORDER BY number LIMIT ?",
+                (number, limit),
+            )
+
+    def counts(self) -> IndexCounts:
+        """How much there is."""
+        with self._reading() as connection:
+            row = _row(
+                connection, "SELECT count(DISTINCT coalesce(source, id)), count(*) FROM documents"
+            )
+            return IndexCounts(*row, int(_setting(connection, "passages") or 0))
 
     def skipped(self) -> list[Skipped]:
         """Files, lines and pages that could not be read or were left out, as they stand now."""
@@ -400,15 +489,24 @@ class Index:
         self,
         documents: Document | Iterable[Document],
         *,
+        source: str | None = None,
         progress: Progress | None = None,
     ) -> Changes:
         """Add documents in one transaction; one whose id is there takes the place of the old one.
+
+        Args:
+            documents: one or several.
+            source: a file's label, where they are all that a file holds, such as one that was sent
+                by its bytes: then all that was there of this file goes. `remove` takes the label.
+            progress: called with the number of passages embedded and of all.
 
         Raises:
             InputError: a document's metadata can't be saved as JSON, or it is no document.
             RetrievalError: the index can't be written; then nothing of it changes.
         """
         listed = [documents] if isinstance(documents, Document) else list(documents)
+        if source is not None:
+            return self._put_file(source, [self._entry(one, source) for one in listed], progress)
         entries = [self._entry(one, None) for one in {one.id: one for one in listed}.values()]
         return self._put(entries, progress)
 
@@ -517,6 +615,7 @@ class Index:
         *,
         again: bool = False,
         strict: bool = False,
+        missing: bool = False,
         storage_options: Mapping[str, Any] | None = None,
         progress: Progress | None = None,
     ) -> Changes:
@@ -529,6 +628,8 @@ class Index:
             paths: see `load_documents`.
             again: whether to take files again that `remove` took out.
             strict: whether a file that can't be read is an error; else it is reported.
+            missing: whether a path that does not exist any more is reported, too, and what came
+                from it goes.
             storage_options: see `load_documents`.
             progress: called with the number of files read and of all that have to be.
 
@@ -548,8 +649,14 @@ class Index:
         given = path_names(paths)
         names = [_absolute(one) for one in given]
         for path, name in zip(given, names, strict=True):
-            # By the path as it was given, which is what an error names.
-            for one in found_files([path], root=root, storage_options=storage_options):
+            try:
+                # By the path as it was given, which is what an error names.
+                found = list(found_files([path], root=root, storage_options=storage_options))
+            except DocumentError as error:
+                if not missing:
+                    raise
+                found = [Skipped(name, str(error).removeprefix(f"{name}: "), problem=True)]
+            for one in found:
                 if isinstance(one, Skipped):
                     changes = changes.and_then(Changes(skipped=(one,)))
                     continue
@@ -900,6 +1007,16 @@ class Index:
             _note_stale(connection, replaced)
         return Changes(tuple(added), tuple(replaced), unchanged=unchanged)
 
+    def _put_file(
+        self, source: str, entries: Sequence[_Entry], progress: Progress | None
+    ) -> Changes:
+        """Write the documents of a file that came by its bytes."""
+        vectors = self._embedded([one for each in entries for one in each.passages], progress)
+        with self._writing() as connection:
+            changes = self._replace(connection, source, entries, vectors)
+            _note_stale(connection, changes.stale)
+        return changes
+
     def _take(
         self,
         files: Sequence[tuple[DocumentFile, str]],
@@ -959,6 +1076,11 @@ class Index:
         now = [(one.id, one.sha256) for one in entries]
         if now == [(one, sha256) for _, one, sha256 in before]:
             return Changes(unchanged=len(before))
+        # What was added as text in the place of one of them gives way, or both would be found.
+        for one in dict.fromkeys(one for one, _ in now):
+            before += connection.execute(
+                "SELECT number, id, '' FROM documents WHERE id = ? AND source IS NULL", (one,)
+            ).fetchall()
         names, old = [one for one, _ in now], [one for _, one, _ in before]
         same = {(one, sha256) for _, one, sha256 in before} & set(now)
         _drop_documents(connection, [number for number, *_ in before])
@@ -1527,8 +1649,6 @@ def _removed(connection: apsw.Connection) -> dict[str, set[str]]:
 
 
 def _unreadable(one: Skipped) -> Exception:
-    from rag_windows.errors import DocumentError
-
     return DocumentError(f"{one.label}: {one.reason}")
 
 

@@ -84,8 +84,12 @@ def test_it_ranks_as_the_list_in_memory_does(index: Index, tmp_path: Path) -> No
     dense = Index(tmp_path / "dense", WordEncoder())
     dense.add_passages(passages)
     exact = DenseRetriever(passages, WordEncoder())
-    for query in ("w1 w2 w3", "Zürich\n\nbridge", " "):
+    for query in ("w1 w2 w3", "Zürich bridge", " "):
         assert ranking(dense.by_meaning.retrieve(query, 5)) == ranking(exact.retrieve(query, 5))
+    # Of several paragraphs the list in memory gives the product with a shorter vector.
+    several = "Zürich\n\nbridge"
+    both = (one.retrieve(several, 5) for one in (dense.by_meaning, exact))
+    assert len({tuple(one.id for one in found) for found in both}) == 1
     assert dense.retrieve("w1", 3)
 
 

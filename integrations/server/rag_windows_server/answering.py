@@ -30,6 +30,7 @@ from rag_windows.integration import (
     search_text,
 )
 from rag_windows_server.bodies import ServerRequest, check_forms
+from rag_windows_server.collection import Collection, ReadDocuments, index_of
 from rag_windows_server.documents import url_of
 from rag_windows_server.errors import busy, of, refused
 from rag_windows_server.keys import Tenant
@@ -52,7 +53,8 @@ class PassageRetriever(Protocol):
 class Remaining:
     """Leaves passages and documents that were deleted out of what a retriever finds.
 
-    Their text stays in the index until the server reads its documents again, at its next start.
+    For a retriever that can forget nothing: the text stays until the server reads its documents
+    again, at its next start.
     """
 
     def __init__(self, retriever: PassageRetriever) -> None:
@@ -160,6 +162,11 @@ class Line:
         """Requests in line."""
         return len(self._waits)
 
+    @property
+    def busy(self) -> bool:
+        """Whether a request works or waits."""
+        return bool(self.working or self._waits)
+
     def close(self) -> None:
         """Refuse new requests and those that wait."""
         self.closed = True
@@ -246,6 +253,9 @@ class Answering:
         tenants: whose questions come; each has its own part of the passage cache.
         retriever: of the server's documents, or None.
         metrics: count the answers.
+
+    Attributes:
+        collection: the documents, if they can change while the server runs; else None.
     """
 
     def __init__(
@@ -256,7 +266,6 @@ class Answering:
         retriever: PassageRetriever | None,
         metrics: Metrics,
     ) -> None:
-        self.retriever = None if retriever is None else Remaining(retriever)
         self.metrics = metrics
         self._lm, self._settings = lm, settings
         self._calls = Calls(settings.max_rows, settings.max_bytes)
@@ -265,6 +274,21 @@ class Answering:
         self._models = {
             tenant: lm if tenant.salt is None else lm.tenant(tenant.salt) for tenant in tenants
         }
+        self.collection: Collection | None = None
+        self.retriever: Collection | Remaining | None = None
+        if (index := index_of(retriever)) is not None:
+            self.collection = Collection(index, retriever, [*self._models.values()])
+            self.retriever = self.collection
+        elif retriever is not None:
+            self.retriever = Remaining(retriever)
+        if self.collection is not None and settings.warm:
+            self.collection.warm(self.instruction, lambda: self.line.busy)
+
+    @property
+    def instruction(self) -> str | None:
+        """The system prompt of questions to the server's own documents that bring none."""
+        settings = self._settings
+        return settings.default_system if settings.system is None else settings.system
 
     def close(self) -> None:
         """Refuse new questions, and cancel those in progress within a token."""
@@ -280,10 +304,14 @@ class Answering:
     async def answer(self, asked: ServerRequest, tenant: Tenant) -> list[ServedAnswer]:
         """Answer a question, ``n`` times; a cancelled task stops the work within a token."""
         async with self.line.turn():
-            calls = await asyncio.to_thread(self._prepared, asked, tenant)
-            with _naming(asked.param), self.metrics.answering(tenant, len(calls)) as outcome:
+            calls, reading = await asyncio.to_thread(self._prepared, asked, tenant)
+            with (
+                self._reads(reading),
+                _naming(asked.param),
+                self.metrics.answering(tenant, len(calls)) as outcome,
+            ):
                 tasks = [
-                    asyncio.create_task(self._answer(index, call, asked))
+                    asyncio.create_task(self._answer(index, call, asked, reading))
                     for index, call in enumerate(calls)
                 ]
                 try:
@@ -295,9 +323,12 @@ class Answering:
                 self._log(asked, answers)
                 return answers
 
-    async def _answer(self, index: int, call: ModelCall, asked: ServerRequest) -> ServedAnswer:
+    async def _answer(
+        self, index: int, call: ModelCall, asked: ServerRequest, reading: ReadDocuments | None
+    ) -> ServedAnswer:
         def read(_: ModelCall, generation: Generation) -> ServedAnswer:
-            return _answered(index, call, asked, call.reader.whole(generation), generation)
+            found, notes = call.reader.whole(generation), self._notes(reading)
+            return _answered(index, call, asked, found, generation, notes)
 
         return await self._calls.answer_async(lambda: call, read, timeout=self._settings.timeout_s)
 
@@ -311,9 +342,15 @@ class Answering:
         stops within a token.
         """
         async with self.line.turn():
-            calls = await asyncio.to_thread(self._prepared, asked, tenant)
-            with _naming(asked.param), self.metrics.answering(tenant, len(calls)) as outcome:
-                streams = [self._stream(index, call, asked) for index, call in enumerate(calls)]
+            calls, reading = await asyncio.to_thread(self._prepared, asked, tenant)
+            with (
+                self._reads(reading),
+                _naming(asked.param),
+                self.metrics.answering(tenant, len(calls)) as outcome,
+            ):
+                streams = [
+                    self._stream(index, call, asked, reading) for index, call in enumerate(calls)
+                ]
                 pieces = streams[0] if len(streams) == 1 else _merged(streams)
                 answers: list[ServedAnswer] = []
                 async with aclosing(pieces):
@@ -326,7 +363,7 @@ class Answering:
                         yield piece
 
     def _stream(
-        self, index: int, call: ModelCall, asked: ServerRequest
+        self, index: int, call: ModelCall, asked: ServerRequest, reading: ReadDocuments | None
     ) -> AsyncGenerator[StreamPiece, None]:
         length = 0
 
@@ -338,11 +375,24 @@ class Answering:
                 said = text or chunk.reasoning
                 return [StreamPiece(index, text, reasoning=chunk.reasoning)] if said else []
             rest = call.reader.last(chunk.generation)
-            answered = _answered(index, call, asked, rest, chunk.generation, length)
+            notes = self._notes(reading)
+            answered = _answered(index, call, asked, rest, chunk.generation, notes, length)
             return [StreamPiece(index, text + answered.text, answered, chunk.reasoning)]
 
         timeout, begun = self._settings.timeout_s, [StreamPiece(index, "")]
         return self._calls.stream_async(lambda: call, read, timeout=timeout, begun=begun)
+
+    def _notes(self, reading: ReadDocuments | None) -> list[str]:
+        return [] if self.collection is None else self.collection.notes(reading)
+
+    @contextmanager
+    def _reads(self, reading: ReadDocuments | None) -> Generator[None]:
+        """At the end, what a request has stored of documents that went meanwhile goes, too."""
+        try:
+            yield
+        finally:
+            if self.collection is not None:
+                self.collection.ended(reading)
 
     def _log(self, asked: ServerRequest, answers: Sequence[ServedAnswer]) -> None:
         if self._settings.log_texts:
@@ -350,11 +400,15 @@ class Answering:
             said = {"messages": asked.messages, "answers": texts}
             _log.info("%s", json.dumps(said, ensure_ascii=True))
 
-    def _prepared(self, asked: ServerRequest, tenant: Tenant) -> list[ModelCall]:
+    def _prepared(
+        self, asked: ServerRequest, tenant: Tenant
+    ) -> tuple[list[ModelCall], ReadDocuments | None]:
         """The calls of the model for each of the answers; this reads, retrieves and tokenizes."""
-        lm = self._models[tenant]
+        lm, reading = self._models[tenant], None
         passages: Sequence[Passage] = asked.passages
-        if asked.top_k and self.retriever is not None:
+        if asked.top_k and self.collection is not None:
+            passages, reading = self.collection.read(searched(asked.messages), asked.top_k)
+        elif asked.top_k and self.retriever is not None:
             passages = self.retriever.retrieve(searched(asked.messages), asked.top_k)
         calls = []
         for index in range(asked.n):
@@ -387,15 +441,12 @@ class Answering:
             )
         with _naming(asked.param):
             self._check_tokens(calls[0])
-        return calls
+        return calls, reading
 
     def _system(self, asked: ServerRequest) -> str | None:
         """The operator's instruction, or the default one where nobody gave any."""
-        settings = self._settings
-        if settings.system is not None or not asked.top_k:
-            return settings.system
         own = any(one["role"] == "system" for one in asked.messages)
-        return None if own else settings.default_system
+        return self._settings.system if own or not asked.top_k else self.instruction
 
     def _check_tokens(self, call: ModelCall) -> None:
         most = self._settings.most_prompt_tokens
@@ -472,6 +523,7 @@ def _answered(
     asked: ServerRequest,
     found: ToolAnswer,
     generation: Generation,
+    notes: Sequence[str],
     before: int = 0,
 ) -> ServedAnswer:
     made = found.calls if call.parallel else found.calls[:1]
@@ -488,7 +540,7 @@ def _answered(
         generation=generation,
         citations=citations,
         annotations=annotations,
-        rag=_record(call, generation),
+        rag=_record(call, generation, notes),
         logprobs=None
         if generation.logprobs is None
         else logprob_content(generation, call.lm.tokenizer),
@@ -537,7 +589,7 @@ def _citations(
     ]
 
 
-def _record(call: ModelCall, generation: Generation) -> dict[str, Any]:
+def _record(call: ModelCall, generation: Generation, notes: Sequence[str]) -> dict[str, Any]:
     record = answer_record(generation)
     usage = generation.usage
     return {
@@ -545,7 +597,7 @@ def _record(call: ModelCall, generation: Generation) -> dict[str, Any]:
         "timings": record["timings"],
         "windows": usage.windows,
         "cached_windows": usage.cached_windows,
-        "notes": [note.message for note in generation.notes],
+        "notes": [*(note.message for note in generation.notes), *notes],
         "fallback": record["fallback"],
         "supported": record["supported"],
         "statements": record["statements"],

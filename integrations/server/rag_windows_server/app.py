@@ -8,10 +8,11 @@ import json
 import logging
 import secrets
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterable
 from contextlib import asynccontextmanager
 
 from fastapi import APIRouter, FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
 from fastapi.middleware.cors import CORSMiddleware
 from fastapi.responses import JSONResponse
 from starlette.datastructures import Headers
@@ -20,7 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from rag_windows import InputError, RagWindowsError, WindowedLM, __version__
 from rag_windows.integration import describe, one_line
-from rag_windows_server import chat, page, passages, reference, responses
+from rag_windows_server import chat, files, own_documents, page, passages, reference, responses
 from rag_windows_server.answering import Answering, ClientLeft, PassageRetriever
 from rag_windows_server.errors import ApiError, answered, internal, log_failure
 from rag_windows_server.keys import Keys
@@ -37,6 +38,7 @@ def create_app(
     documents: PassageRetriever | None = None,
     *,
     keys: Keys | None = None,
+    follow: Iterable[str] = (),
 ) -> FastAPI:
     """The ASGI application that answers with a model.
 
@@ -44,11 +46,13 @@ def create_app(
         lm: the model, with its passage cache.
         settings: what requests may ask for.
         documents: what finds passages for requests that bring none: a retriever, such as
-            `rag_windows_retrievers.BM25Retriever`.
+            `rag_windows_retrievers.BM25Retriever`. Documents of an `rag_windows_retrievers.Index`
+            may change while the server runs.
         keys: who may ask; None lets everybody.
+        follow: files, folders and patterns that the index follows from the start on.
 
     Raises:
-        InputError: the model has no tokenizer.
+        InputError: the model has no tokenizer, or nothing to warm, or nothing follows the files.
     """
     settings, keys = settings or Settings(), keys or Keys()
     if settings.default_system is not None:
@@ -56,6 +60,8 @@ def create_app(
         settings = settings.model_copy(update={"default_system": own})
     if lm.tokenizer is None:
         raise InputError("The server needs a model with a tokenizer. Give one as tokenizer=.")
+    if settings.warm and lm.cache is None:
+        raise InputError("Windows can't be warmed without a passage cache. Give the model cache=.")
     metrics = Metrics()
     named = json.dumps([settings.model_name, describe(lm.method), __version__], sort_keys=True)
     served = Served(
@@ -68,10 +74,24 @@ def create_app(
         fingerprint="rw_" + hashlib.sha256(named.encode()).hexdigest()[:12],
     )
 
+    collection, paths = served.answering.collection, [*follow]
+    if collection is not None:
+        metrics.hold(collection)
+    elif settings.warm or paths:
+        raise InputError(
+            "Documents that change, and warm=True, need an index. Give create_app an Index."
+        )
+
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncGenerator[None]:
-        yield
-        served.answering.close()
+        if collection is not None:
+            await asyncio.to_thread(collection.start, paths)
+        try:
+            yield
+        finally:
+            served.answering.close()
+            if collection is not None:
+                await asyncio.to_thread(collection.close)
 
     app = FastAPI(
         title="rag-windows",
@@ -84,10 +104,11 @@ def create_app(
         redirect_slashes=False,
     )
     app.state.served = served
-    for made in (chat.routes, responses.routes, passages.routes, page.routes, _routes):
-        app.include_router(made(served))
+    for part in (chat, responses, own_documents, files, passages, page):
+        app.include_router(part.routes(served))
+    app.include_router(_routes(served))
     app.include_router(reference.routes(app))
-    for kind in (ApiError, RagWindowsError, HTTPException, ClientLeft):
+    for kind in (ApiError, RagWindowsError, HTTPException, RequestValidationError, ClientLeft):
         app.add_exception_handler(kind, _answer_error)
     if settings.cors:
         app.add_middleware(
@@ -148,6 +169,11 @@ def _model(served: Served) -> dict[str, object]:
 async def _answer_error(request: Request, error: Exception) -> Response:
     if isinstance(error, ClientLeft):
         return Response(status_code=499)
+    if isinstance(error, RequestValidationError):
+        first = error.errors()[0]
+        param = str(first["loc"][-1])
+        message = f"{param}: {first['msg']}."
+        return ApiError(400, message, param=param, code="invalid_value").response()
     if isinstance(error, HTTPException):
         message = f"{request.method} {request.url.path}: {error.detail}."
         code = "not_found" if error.status_code == 404 else None

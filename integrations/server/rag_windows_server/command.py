@@ -8,6 +8,7 @@ import os
 import re
 import socket
 from collections.abc import Collection
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
@@ -19,7 +20,6 @@ from rag_windows.cli import LoadOptions, RayOptions, SearchOptions, count, flag,
 from rag_windows.errors import InputError, require
 from rag_windows.samples import sample_questions
 from rag_windows.visible_text import encodable
-from rag_windows_server.changes import telling_changes
 
 if TYPE_CHECKING:
     from rag_windows_server import Settings
@@ -101,6 +101,10 @@ class ServeOptions:
         list[str] | None,
         option("ORIGIN", "Pages of this origin may ask; can be repeated. Default: none."),
     ] = None
+    warm: Annotated[
+        bool,
+        flag("--warm", "Encode new and changed documents while no question is answered."),
+    ] = False
     log_texts: Annotated[bool, flag("--log-texts", "Write questions and answers to the log.")] = (
         False
     )
@@ -130,7 +134,15 @@ def serve(
     if fleet.wanted:
         _serve_fleet(search, model, server, fleet)
         return
-    require("The server", "fastapi", "uvicorn", "openai", "prometheus-client", extra="server")
+    require(
+        "The server",
+        "fastapi",
+        "uvicorn",
+        "openai",
+        "prometheus-client",
+        "watchfiles",
+        extra="server",
+    )
     # What would fail after the documents and the model fails before them.
     with cli.progress("Checking the options"):
         from rag_windows_server import Keys
@@ -149,12 +161,10 @@ def serve(
         _tell_who_may_ask(model, server)
         logging.basicConfig(format="%(message)s")
         logging.getLogger("rag_windows.server").setLevel(logging.INFO)
-        app = create_app(lm, settings, retriever, keys=keys)
+        follow = _followed(retriever, search)
+        app = create_app(lm, settings, retriever, keys=keys, follow=follow)
         text = f"{'' if retriever is None else f'{len(retriever.passages)} passages, '}{model.name}"
-        with telling_changes([*map(str, search.docs or ())], cli.tell):
-            listened = run(
-                app, server.host, server.port, server.grace, lambda at: cli.tell(text + at)
-            )
+        listened = run(app, server.host, server.port, server.grace, lambda at: cli.tell(text + at))
         if not listened:
             raise _unavailable(server.host, server.port)
 
@@ -197,11 +207,21 @@ def _serve_fleet(
     )
     # Errors in documents and keys are reported before anything starts.
     made.load_keys()
+    corpus = None
     if search.docs or model.model is None:
-        cli.open_corpus(search, model)
+        corpus = cli.open_corpus(search, model)
+    from rag_windows_server.collection import Follower, index_of
+
+    follower: AbstractContextManager[object] = nullcontext()
+    # Readers on other machines have no part in an index, and read the documents themselves.
+    if fleet.ray is None and (index := index_of(corpus)) is not None:
+        made = made.model_copy(update={"index": os.path.abspath(index.folder)})
+        follower = Follower(index, _followed(corpus, search))
+        logging.basicConfig(format="%(message)s")
+        logging.getLogger("rag_windows.server").setLevel(logging.INFO)
     _tell_who_may_ask(model, server)
     text = f"{made.replicas} readers, {model.name}"
-    with telling_changes([*map(str, search.docs or ())], cli.tell):
+    with follower:
         run(
             made,
             server.host,
@@ -210,6 +230,18 @@ def _serve_fleet(
             grace_s=server.grace,
             on_ready=lambda at: cli.tell(text + at),
         )
+
+
+def _followed(corpus: object, search: SearchOptions) -> list[str]:
+    """The paths that are watched while the server runs."""
+    from rag_windows_server.collection import followed, index_of
+
+    docs = [*map(str, search.docs or ())]
+    if (index := index_of(corpus)) is not None:
+        return followed(index, docs)
+    if docs:
+        cli.tell("Note: Changes of the documents are taken up at the next start only.")
+    return []
 
 
 def _settings(search: SearchOptions, model: LoadOptions, server: ServeOptions) -> Settings:
@@ -236,6 +268,7 @@ def _settings(search: SearchOptions, model: LoadOptions, server: ServeOptions) -
         cors=tuple(server.cors or ()),
         # A page that a name of its own leads here could else ask a server without keys.
         hosts=() if keys or not _local(server.host) else local,
+        warm=server.warm,
         log_texts=server.log_texts,
         # Nobody can guess what the sample documents tell of.
         examples=() if search.docs or model.model else tuple(sample_questions()[:3]),

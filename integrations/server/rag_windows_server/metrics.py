@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from rag_windows import PassageCache
+from rag_windows import PassageCache, RagWindowsError
 from rag_windows_server.keys import Tenant
 
 if TYPE_CHECKING:
     from rag_windows_server.answering import ServedAnswer
+    from rag_windows_server.collection import Collection
 
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 _RATES = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
@@ -64,6 +65,30 @@ class Metrics:
         )
         self._rows = Gauge("rag_windows_batch_rows", "Answers that are being written.", **own)
         self._waiting = Gauge("rag_windows_queue_requests", "Requests that wait in line.", **own)
+
+        self._held = {
+            name: Gauge(f"rag_windows_{name}", f"{text}; 0 without an index.", **own)
+            for name, text in (
+                ("documents", "The server's own documents"),
+                ("passages", "Passages of the server's own documents"),
+                ("warmed_passages", "Passages that were encoded before questions"),
+            )
+        }
+
+    def hold(self, collection: Collection) -> None:
+        """Take the numbers of documents and passages from here."""
+
+        def counted(name: str) -> Callable[[], float]:
+            def number() -> float:
+                with suppress(RagWindowsError):  # the other counters are told all the same
+                    return float(getattr(collection.index.counts(), name))
+                return float("nan")
+
+            return number
+
+        for name in ("documents", "passages"):
+            self._held[name].set_function(counted(name))
+        self._held["warmed_passages"].set_function(lambda: float(collection.warmed() or 0))
 
     def watch(self, waiting: Callable[[], int]) -> None:
         """Take the length of the line from this function."""

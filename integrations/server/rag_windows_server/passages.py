@@ -11,11 +11,13 @@ from typing import Any
 from fastapi import APIRouter, Request
 from pydantic import BaseModel, ConfigDict, Field
 
-from rag_windows import CacheError, CancelledGenerationError, PassageCache
+from rag_windows import CancelledGenerationError, PassageCache
 from rag_windows_server.answering import until_left
+from rag_windows_server.collection import Collection, ReadDocuments
 from rag_windows_server.documents import passages_in
-from rag_windows_server.errors import ApiError, busy, refused
+from rag_windows_server.errors import ApiError, refused
 from rag_windows_server.keys import Tenant
+from rag_windows_server.own_documents import changed
 from rag_windows_server.routes import Served, body_schema
 
 _log = logging.getLogger("rag_windows.server")
@@ -37,16 +39,26 @@ class Warm(BaseModel):
     ttl: float | None = Field(default=None, gt=0)
 
 
-def deleted(id: str, windows: int, passages: int) -> dict[str, object]:
-    """What a DELETE has done."""
+def deleted(id: str, windows: int, passages: int, *, lasting: bool) -> dict[str, object]:
+    """What a DELETE has done; it lasts where the documents are those of an index."""
+    if lasting:
+        rest = (
+            f"Passages removed from the index: {passages}. Files stay as they are; one that is "
+            "deleted as a whole is not read again, and one that loses a passage is read again as a "
+            "whole when it changes."
+        )
+    else:
+        rest = (
+            f"Passages of the server's documents that are not retrieved any more: {passages}. "
+            "Files stay as they are, and are read again when the server starts."
+        )
     return {
         "object": "passages.deleted",
         "id": id,
         "deleted": windows,
         "passages": passages,
-        "message": f"Windows removed from the passage cache: {windows}. Passages of the server's "
-        f"documents that are not retrieved any more: {passages}. Files stay as they are, and are "
-        "read again when the server starts.",
+        "lasting": lasting,
+        "message": f"Windows removed from the passage cache: {windows}. {rest}",
     }
 
 
@@ -71,7 +83,10 @@ def routes(served: Served) -> APIRouter:
         cache(tenant)
         body = await served.body(request, Warm)
         passages: Any = passages_in(body.documents, "documents")
+        collection, reading = served.answering.collection, None
         if body.documents is None:
+            if collection is not None:
+                reading = ReadDocuments(collection.index.version)
             own = served.answering.retriever
             passages = None if own is None else own.passages
             if passages is None:
@@ -92,6 +107,8 @@ def routes(served: Served) -> APIRouter:
             done = await until_left(request, work)
         finally:
             left.set()
+            if collection is not None:
+                collection.ended(reading)
         return {"object": "passages.warmed", **asdict(done)}
 
     @router.delete(
@@ -100,15 +117,15 @@ def routes(served: Served) -> APIRouter:
     )
     async def forget(id: str, request: Request) -> dict[str, object]:
         tenant, own = served.operator(request), served.answering.retriever
+        if isinstance(own, Collection):
+            done = await changed(own.remove_named, id)
+            return deleted(id, done.windows, done.passages, lasting=True)
         found = served.answering.model(tenant).cache if own is not None else cache(tenant)
         # First, so that no question encodes it again meanwhile.
         hidden = 0 if own is None else await asyncio.to_thread(own.delete, [id])
-        try:
-            removed = 0 if found is None else await asyncio.to_thread(found.invalidate, [id])
-        except CacheError as error:  # the shared store: what is here is gone
-            raise busy(503, str(error), 5) from error
+        removed = 0 if found is None else await changed(found.invalidate, [id])
         if hidden:
             _log.info("%d passages are not retrieved any more, until the next start.", hidden)
-        return deleted(id, removed, hidden)
+        return deleted(id, removed, hidden, lasting=False)
 
     return router

@@ -25,6 +25,7 @@ from rag_windows_server.answering import (
     until_left,
 )
 from rag_windows_server.bodies import Body, ServerRequest
+from rag_windows_server.collection import Collection
 from rag_windows_server.errors import ApiError, answered, error_event, malformed
 from rag_windows_server.keys import Keys, Tenant
 from rag_windows_server.metrics import Metrics
@@ -72,15 +73,42 @@ class Served:
             raise ApiError(403, message, type="permission_error", code="operators_only")
         return tenant
 
+    def collection(self) -> Collection:
+        """The server's own documents; ApiError 409 where they can't change."""
+        found = self.answering.collection
+        if found is None:
+            message = (
+                "This server has no index whose documents can change. Start it with --docs and "
+                "without --no-cache, or give create_app an Index."
+            )
+            raise ApiError(409, message, code="no_index")
+        return found
+
     async def body(self, request: Request, kind: type[B]) -> B:
         """A request's body, checked; a `Body` names the model, which must be this one.
 
         Raises:
             ApiError: it is too large, no JSON, or has fields that are refused.
         """
+        read = await asyncio.to_thread(read_body, await self.json_text(request), kind)
+        if isinstance(read, Body) and not self.settings.serves(read.model):
+            message = f"The model {read.model!r:.100} is not served here; see GET /v1/models."
+            raise ApiError(404, message, param="model", code="model_not_found")
+        return read
+
+    async def json_text(self, request: Request) -> bytes:
+        """A request's body, which must be JSON by its header; see `raw`."""
         if not request.headers.get("content-type", "").lower().startswith("application/json"):
             message = "The body must be JSON. Send the header Content-Type: application/json."
             raise ApiError(415, message, code="unsupported_media_type")
+        return await self.raw(request)
+
+    async def raw(self, request: Request) -> bytes:
+        """A request's body as it came.
+
+        Raises:
+            ApiError: it is too large, or too late.
+        """
         most, parts, size = self.settings.most_body_bytes, [], 0
         coming, idle_s = request.stream(), self.settings.idle_s
         while True:
@@ -100,11 +128,7 @@ class Served:
                 message = f"The body is larger than {most} bytes, the most that this server takes."
                 raise ApiError(413, message, code="body_too_large")
             parts.append(part)
-        read = await asyncio.to_thread(read_body, b"".join(parts), kind)
-        if isinstance(read, Body) and not self.settings.serves(read.model):
-            message = f"The model {read.model!r:.100} is not served here; see GET /v1/models."
-            raise ApiError(404, message, param="model", code="model_not_found")
-        return read
+        return b"".join(parts)
 
     async def answered(
         self,

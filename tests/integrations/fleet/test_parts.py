@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,13 +12,14 @@ import pytest
 import yaml
 from ray import serve
 from ray.serve.schema import ServeDeploySchema
+from starlette.responses import JSONResponse
 
 from rag_windows import Passage, PassageCache, WindowedLM
-from rag_windows_retrievers import BM25Retriever
+from rag_windows_retrievers import BM25Retriever, Document, Index
 from rag_windows_server import Settings, create_app
 from rag_windows_server.errors import ApiError
 from rag_windows_server.fleet import FleetOptions, app
-from rag_windows_server.fleet.front import _Passing
+from rag_windows_server.fleet.front import _Passing, _removed, _together
 from rag_windows_server.fleet.reader import ACCEPTED, Reader, Relayed
 from rag_windows_server.fleet.router import Router
 from rag_windows_server.fleet.routing import RoutedQuestion, pack
@@ -34,6 +36,32 @@ def test_the_example_is_a_fleet() -> None:
     assert options.shared == "s3://shelf/windows"
     assert app(options) is not None
     assert {one.name for one in application.deployments} == {"Reader", "Front"}
+
+
+def test_readers_share_an_index(tmp_path: Path) -> None:
+    Index(tmp_path).add(Document("Orn is a river.", "orn", named=True))
+    options = FleetOptions(index=str(tmp_path))
+    first, second = options.load_documents(), options.load_documents()
+    assert isinstance(first, Index)
+    assert isinstance(second, Index)
+    first.remove("orn")
+    assert second.retrieve("river") == []
+
+
+def answer_of(status: int, **body: Any) -> tuple[str, JSONResponse]:
+    return "reader", JSONResponse(body, status)
+
+
+def test_a_document_that_another_reader_removed_first() -> None:
+    gone = {"object": "document.deleted", "id": "a"}
+    missing = answer_of(404, error={"code": "document_not_found"})
+    first = answer_of(200, **gone, documents=1, passages=3, windows=3)
+    second = answer_of(200, **gone, documents=0, passages=0, windows=2)
+    told = json.loads(bytes(_together([missing, first, second], _removed).body))
+    assert (told["documents"], told["passages"], told["windows"]) == (1, 3, 5)
+    assert _together([missing, missing], _removed).status_code == 404
+    # A store that can't be reached is no success.
+    assert _together([first, answer_of(503)], _removed).status_code == 503
 
 
 @pytest.fixture

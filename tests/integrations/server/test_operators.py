@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import importlib
 import logging
-import os
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +13,6 @@ import pytest
 from rag_windows import Passage, PassageCache, WindowedLM
 from rag_windows_retrievers import BM25Retriever
 from rag_windows_server import Keys, Settings, create_app
-from rag_windows_server.changes import telling_changes
 from tests.integrations.server.conftest import asking
 from tests.integrations.server.test_chat import DOCUMENTS, ask, body, events
 from tests.tool_models import scripted
@@ -82,36 +79,6 @@ async def test_who_is_no_operator_deletes_nothing(lm: WindowedLM, corpus: BM25Re
         before = read_of(await ask(client))
         assert (await client.delete(f"/v1/passages/{before[0]}")).status_code == 403
         assert read_of(await ask(client)) == before
-
-
-@pytest.mark.parametrize("kind", ["changed", "removed", "added"])
-@pytest.mark.parametrize("given", ["", "a.md", "*.md"])
-def test_files_that_change_are_named(tmp_path: Path, kind: str, given: str) -> None:
-    for name in ("a.md", "b.md", ".hidden.md"):
-        (tmp_path / name).write_text("Old.", encoding="utf-8")
-    path = tmp_path / ("c.md" if kind == "added" else "a.md")
-    told: list[str] = []
-    seen = threading.Event()
-
-    def tell(line: str) -> None:
-        told.append(line)
-        seen.set()
-
-    with telling_changes([str(tmp_path / given)], tell, every_s=0.02):
-        (tmp_path / ".hidden.md").write_text("Another.", encoding="utf-8")
-        (tmp_path / "c.png").write_text("Another kind.", encoding="utf-8")
-        if kind == "removed":
-            path.unlink()
-        else:
-            path.write_text("New, and longer.", encoding="utf-8")
-            os.utime(path, ns=(1, 1))
-        if kind == "added" and given == "a.md":
-            assert not seen.wait(0.2)
-            return
-        assert seen.wait(20)
-    assert told[0].startswith(f"{path} was {kind} after the server read its documents.")
-    assert "restarted" in told[0]
-    assert {line.split()[0] for line in told} == {str(path)}
 
 
 # Heads, slashes, names

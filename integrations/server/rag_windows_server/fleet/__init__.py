@@ -25,6 +25,6 @@ def __getattr__(name: str) -> Any:
     # On first use: without the extra, the error names what is missing and the command for it.
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    needed = ("ray", "fastapi", "uvicorn", "openai", "prometheus-client", "fsspec")
+    needed = ("ray", "fastapi", "uvicorn", "openai", "prometheus-client", "watchfiles", "fsspec")
     require("A fleet", *needed, extra="fleet")
     return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

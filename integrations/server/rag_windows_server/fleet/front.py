@@ -29,6 +29,7 @@ from rag_windows_server import chat, responses
 from rag_windows_server.answering import searched
 from rag_windows_server.bodies import Body, top_k
 from rag_windows_server.chat import ChatBody
+from rag_windows_server.collection import index_of
 from rag_windows_server.errors import ApiError, busy, error_event, internal, log_failure
 from rag_windows_server.fleet.cluster import cluster
 from rag_windows_server.fleet.options import FleetOptions
@@ -36,6 +37,7 @@ from rag_windows_server.fleet.reader import ACCEPTED, Reader, Relayed
 from rag_windows_server.fleet.router import PUBLISH_S, Router
 from rag_windows_server.fleet.routing import RoutedQuestion, home_of, passage_number
 from rag_windows_server.keys import Tenant
+from rag_windows_server.own_documents import document_removed
 from rag_windows_server.passages import deleted
 from rag_windows_server.responses import ResponsesBody
 from rag_windows_server.routes import read_body
@@ -47,6 +49,9 @@ _TRIES = 3
 
 _SCOPE = "type asgi http_version method scheme path raw_path query_string root_path headers client"
 """Keys of a request's scope that a reader gets; the rest belongs to Serve's own handling."""
+
+_REMOVING = ("/v1/passages/", "/v1/documents/", "/v1/files/", "/v1/vector_stores/")
+"""Paths whose DELETE goes to all readers, for each has windows of its own."""
 
 _ASKING: dict[str, tuple[type[Body], Callable[..., tuple[list[dict[str, Any]], list[Passage]]]]] = {
     "/v1/chat/completions": (ChatBody, chat.conversation),
@@ -71,7 +76,8 @@ class Front:
         self._documents = options.load_documents()
         self._readers = readers
         self._ask = readers.options(method_name="answer", stream=True)
-        # A reader that starts later reads all documents again.
+        self._lasting = index_of(self._documents) is not None
+        # Without an index a reader that starts later reads all documents again.
         self._deleted: frozenset[str] = frozenset()
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
@@ -102,9 +108,10 @@ class Front:
         if tenant is not None and tenant.operator:
             if scope["method"] == "GET" and path == "/metrics":
                 together = _metrics
-            elif scope["method"] == "DELETE" and path.startswith("/v1/passages/"):
-                together = _forgotten
-                self._deleted |= {path.removeprefix("/v1/passages/")}
+            elif scope["method"] == "DELETE" and path.startswith(_REMOVING):
+                together = _removed
+                if not self._lasting and path.startswith("/v1/passages/"):
+                    self._deleted |= {path.removeprefix("/v1/passages/")}
         if together is None:
             question = await asyncio.to_thread(self._question, path, body, tenant)
             await self._pass_on(relayed, question, receive, send)
@@ -114,8 +121,7 @@ class Front:
         except ApiError as error:
             response: Response = error.response()
         else:
-            refused = [one for _, one in answers if one.status_code != 200]
-            response = refused[0] if refused else together(answers)
+            response = _together(answers, together)
         await response(scope, receive, send)
 
     def _tenant(self, scope: Scope) -> Tenant | None:
@@ -309,12 +315,34 @@ def _response(messages: Sequence[Message]) -> Response:
     return response
 
 
-def _forgotten(answers: Answers) -> Response:
-    """The number of windows that all readers removed; one that two of them held counts twice."""
+def _together(answers: Answers, merged: Callable[[Answers], Response]) -> Response:
+    """One answer for all readers' ones, or the first that refuses.
+
+    Readers of one index find there what another one of them has left of it: of a document that one
+    has removed just now the others know nothing any more.
+    """
+    good = [one for one in answers if one[1].status_code == 200]
+    bad = [response for _, response in answers if response.status_code != 200]
+    failed = [one for one in bad if one.status_code != 404 or not good]
+    return failed[0] if failed else merged(good)
+
+
+def _removed(answers: Answers) -> Response:
+    """What all readers removed; a window that two of them held counts twice."""
     bodies = [json.loads(bytes(response.body)) for _, response in answers]
-    windows = sum(one["deleted"] for one in bodies)
-    # All readers have the same documents; a replaced one may have deleted these before.
-    return JSONResponse(deleted(bodies[0]["id"], windows, max(one["passages"] for one in bodies)))
+    first: dict[str, Any] = bodies[0]
+
+    def most(name: str) -> int:
+        # All readers have the same documents; another one may have removed these before.
+        return max(one[name] for one in bodies)
+
+    if first["object"] == "passages.deleted":
+        windows = sum(one["deleted"] for one in bodies)
+        first = deleted(first["id"], windows, most("passages"), lasting=first["lasting"])
+    elif first["object"] == "document.deleted":
+        windows = sum(one["windows"] for one in bodies)
+        first = document_removed(first["id"], most("documents"), most("passages"), windows)
+    return JSONResponse(first)
 
 
 class _Families(Collector):

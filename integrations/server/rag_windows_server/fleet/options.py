@@ -14,7 +14,7 @@ from rag_windows_server.keys import Keys
 from rag_windows_server.settings import Settings
 
 if TYPE_CHECKING:
-    from rag_windows_retrievers import BM25Retriever
+    from rag_windows_retrievers import BM25Retriever, Index
 
 
 class FleetOptions(BaseModel):
@@ -36,6 +36,8 @@ class FleetOptions(BaseModel):
         template_kwargs: variables of the chat template, such as ``{"enable_thinking": False}``.
         docs: files, folders or patterns of the fleet's own documents.
         passage_words: length of their passages.
+        index: folder of a `rag_windows_retrievers.Index` in the place of `docs`, which all fronts
+            and readers open: on one machine, since SQLite's locks work on no network's folder.
         cache_memory: host memory of each reader's passage cache.
         cache_device: accelerator memory of it.
         cache_disk: disk space of it, shared by the readers of a machine.
@@ -66,6 +68,7 @@ class FleetOptions(BaseModel):
     template_kwargs: Mapping[str, Any] = Field(default_factory=dict)
     docs: tuple[str, ...] = ()
     passage_words: int = Field(default=120, ge=1)
+    index: str | None = None
     cache_memory: int | str | None = "4GiB"
     cache_device: int | str | None = None
     cache_disk: int | str | None = None
@@ -124,8 +127,12 @@ class FleetOptions(BaseModel):
             cache=self.load_cache(),
         )
 
-    def load_documents(self) -> BM25Retriever | None:
+    def load_documents(self) -> BM25Retriever | Index | None:
         """The index over the fleet's own documents; None if it has none."""
+        if self.index is not None:
+            from rag_windows_retrievers import open_index
+
+            return open_index(self.index)
         if not self.docs and self.model is not None:
             return None
         from rag_windows_retrievers import BM25Retriever, load_documents, split_documents

@@ -15,6 +15,7 @@ from starlette.types import Message
 from transformers.utils.logging import disable_progress_bar
 
 from rag_windows.integration import one_line
+from rag_windows_server.answering import Remaining
 from rag_windows_server.app import create_app
 from rag_windows_server.fleet.options import FleetOptions
 from rag_windows_server.fleet.routing import RoutedQuestion, number_of, pack
@@ -56,6 +57,10 @@ class Reader:
         documents, keys = options.load_documents(), options.load_keys()
         self._app = create_app(self._lm, options.settings, documents, keys=keys)
         self._failed = False
+        # Serve runs the application's requests, not its start and end.
+        self._collection = self._app.state.served.answering.collection
+        if self._collection is not None:
+            self._collection.start()
 
     async def answer(
         self, request: Relayed, question: RoutedQuestion | None = None
@@ -113,12 +118,14 @@ class Reader:
                 while answering.line.working:
                     await asyncio.sleep(0.02)
         answering.close()
+        if self._collection is not None:
+            await asyncio.to_thread(self._collection.close)
         if self._lm.cache is not None:
             await asyncio.to_thread(self._lm.cache.flush)
 
     async def _run(self, request: Relayed, put: Callable[[Message], object]) -> None:
         retriever = self._app.state.served.answering.retriever
-        if retriever is not None and request.deleted:
+        if isinstance(retriever, Remaining) and request.deleted:
             retriever.delete(request.deleted)
         more = [{"type": "http.request", "body": request.body, "more_body": request.late}]
 
@@ -142,6 +149,8 @@ class Reader:
 
     def __del__(self) -> None:
         """Write the passage cache; Serve calls this when the last question is answered."""
-        lm = getattr(self, "_lm", None)
+        collection, lm = getattr(self, "_collection", None), getattr(self, "_lm", None)
+        if collection is not None:
+            collection.close()
         if lm is not None and lm.cache is not None:
             lm.cache.close()
