@@ -428,7 +428,8 @@ class Index:
             row = _row(
                 connection, "SELECT count(DISTINCT coalesce(source, id)), count(*) FROM documents"
             )
-            return IndexCounts(*row, int(_setting(connection, "passages") or 0))
+            files, documents = row
+            return IndexCounts(files, documents, int(_setting(connection, "passages") or 0))
 
     def skipped(self) -> list[Skipped]:
         """Files, lines and pages that could not be read or were left out, as they stand now."""
