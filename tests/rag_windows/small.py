@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from typing import Any
+from unittest import mock
 
-import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
@@ -24,10 +24,11 @@ POSITIONS = 1024
 
 
 @cache
-def tokenizer() -> PreTrainedTokenizerFast:
-    """One token a byte, and a chat template."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocabulary = {token: index for index, token in enumerate([*SPECIAL, *alphabet])}
+def tokenizer(size: int = 0) -> PreTrainedTokenizerFast:
+    """One token a byte, and a chat template; at least so many tokens."""
+    names = [*SPECIAL, *sorted(pre_tokenizers.ByteLevel.alphabet())]
+    names += [f"<unused{number}>" for number in range(size - len(names))]
+    vocabulary = {token: index for index, token in enumerate(names)}
     backend = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
@@ -105,6 +106,5 @@ def passes() -> Iterator[list[int]]:
         made.append(ids.numel())
         return embed(ids, *given, **options)
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(torch.nn.functional, "embedding", noted)
+    with mock.patch.object(torch.nn.functional, "embedding", noted):
         yield made

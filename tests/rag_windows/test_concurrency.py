@@ -7,10 +7,19 @@ from typing import Any
 
 import torch
 
-from rag_windows import APE, PCW, Sequential
+from rag_windows import APE, PCW, Linked, Sequential
 from tests.rag_windows import small
 
-METHODS = (PCW(), Sequential(), APE(0.7, 0.8), APE(0.9, 0.6, "as printed"), APE(1.2, 0.5))
+METHODS = (
+    *(PCW(), Sequential(), APE(0.7, 0.8), APE(0.9, 0.6, "as printed"), APE(1.2, 0.5)),
+    *(
+        Linked(1),
+        Linked("all"),
+        Linked(0.5, reader=APE()),
+        Linked(1, "query"),
+        Linked(0.5, "query"),
+    ),
+)
 
 
 def request(number: int) -> dict[str, Any]:
@@ -37,7 +46,7 @@ def answer(number: int) -> tuple[str, tuple[int, ...], list[float]]:
 
 
 def test_threads_answer_as_they_would_alone() -> None:
-    numbers = list(range(32))
+    numbers = list(range(40))
     serial = [answer(number) for number in numbers]
     inputs = torch.tensor([[0, 4, 70, 71, 99]])
     plain = small.model()(inputs).logits

@@ -13,11 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
-    PreTrainedTokenizerFast,
     Qwen2Config,
     Qwen2ForCausalLM,
     Qwen3Config,
@@ -26,6 +24,7 @@ from transformers import (
 
 import rag_windows
 from rag_windows import APE, PCW, PassageCache, WindowedLM
+from tests.rag_windows import small
 from tests.vllm.cases import CASES, MODELS, NEW_TOKENS, Case
 
 SHAPE: dict[str, Any] = {
@@ -50,27 +49,6 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 256,
 }
-TEMPLATE = (
-    "<s>{% for m in messages %}<|{{ m.role }}|>{{ m.content }}</s>{% endfor %}"
-    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
-)
-SPECIAL = ["<s>", "</s>", "<pad>", "<|system|>", "<|user|>", "<|assistant|>"]
-
-
-def small_tokenizer() -> PreTrainedTokenizerFast:
-    """One token a byte, and a chat template."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    names = [*SPECIAL, *alphabet]
-    names += [f"<unused{number}>" for number in range(SHAPE["vocab_size"] - len(names))]
-    backend = Tokenizer(models.BPE(vocab={name: at for at, name in enumerate(names)}, merges=[]))
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    backend.decoder = decoders.ByteLevel()
-    made = PreTrainedTokenizerFast(
-        tokenizer_object=backend, bos_token="<s>", eos_token="</s>", pad_token="<pad>"
-    )
-    made.add_special_tokens({"additional_special_tokens": SPECIAL[3:]})
-    made.chat_template = TEMPLATE
-    return made
 
 
 def write_model(name: str, folder: Path) -> None:
@@ -90,7 +68,7 @@ def write_model(name: str, folder: Path) -> None:
         rope = {"rope_parameters": LLAMA3} if name == "llama3-rope" else {}
         made = LlamaForCausalLM(LlamaConfig(**SHAPE, **rope))
     made.eval().save_pretrained(folder)
-    small_tokenizer().save_pretrained(folder)
+    small.tokenizer(SHAPE["vocab_size"]).save_pretrained(folder)
 
 
 def answers(lm: WindowedLM, case: Case) -> dict[str, Any]:

@@ -173,18 +173,6 @@ def test_what_a_cache_can_reuse_of_linked_windows() -> None:
     assert used(PASSAGES, tokens="all")[0] == 0
 
 
-def test_threads_with_other_links() -> None:
-    options = [{"link_tokens": tokens} for tokens in (0, 1, 0.5, "all")] * 2
-    options += [{"link_tokens": tokens, "link_choose": "query"} for tokens in (1, 0.5)] * 2
-
-    def work(one: dict[str, Any]) -> list[int]:
-        return list(ask(**one).token_ids)
-
-    alone = [work(one) for one in options]
-    with ThreadPoolExecutor(len(options)) as pool:
-        assert list(pool.map(work, options)) == alone
-
-
 QUESTIONS = ["What?", "How wide is the river?", "Is there bread, or a tower?"]
 
 
