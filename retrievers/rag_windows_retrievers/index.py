@@ -9,26 +9,23 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import os
-import re
 import threading
 import time
-from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from queue import Empty, LifoQueue
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from rag_windows import Passage
 from rag_windows.errors import DocumentError, InputError, RetrievalError, require
-from rag_windows.passage import NEIGHBOURS
 from rag_windows.threads import Lock, in_children
+from rag_windows_retrievers import index_tables as tables
 from rag_windows_retrievers.documents import (
     READERS,
     Document,
@@ -47,61 +44,24 @@ from rag_windows_retrievers.in_memory import (
     encoder_of,
     moved,
 )
+from rag_windows_retrievers.index_ranking import ByMeaning, ByWords, Selected, Where
 from rag_windows_retrievers.retriever import (
-    BLANK_LINE,
     DEFAULT_K,
     HybridRetriever,
     ScoredPassage,
     check_k,
-    content,
     ranked_text,
 )
 from rag_windows_retrievers.splitting import DEFAULT_WORDS, TokenBudget, split_document
-from rag_windows_retrievers.words import FUNCTION_WORDS, VERSION, tokenize
+from rag_windows_retrievers.words import VERSION
 
 if TYPE_CHECKING:
     import apsw
 
-Where: TypeAlias = Callable[[Passage], bool]
-"""Which passages may be found at all."""
 
 FILE = "index.sqlite"
-FORMAT = 1
 TOGETHER = 64
 """Files whose documents are written in one transaction."""
-
-REMEMBERED = 10_000
-"""Removals that other processes can still learn of; who missed more must take all for stale."""
-
-_BUSY_MS, _PAUSE_MS = 60_000, 2_000
-_MOST_NEAREST = 4096
-"""Vectors that sqlite-vec finds at most."""
-
-_SCHEMA = """
-CREATE TABLE settings(name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
-CREATE TABLE files(
-    source TEXT PRIMARY KEY, root TEXT NOT NULL, path TEXT NOT NULL, size INTEGER NOT NULL,
-    modified INTEGER NOT NULL, skipped TEXT NOT NULL);
-CREATE TABLE removed(source TEXT NOT NULL, id TEXT NOT NULL, PRIMARY KEY(source, id)) WITHOUT ROWID;
-CREATE TABLE documents(
-    number INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL, source TEXT, title TEXT,
-    sha256 TEXT NOT NULL, added REAL NOT NULL);
-CREATE INDEX documents_by_id ON documents(id);
-CREATE INDEX documents_by_source ON documents(source);
-CREATE TABLE passages(
-    number INTEGER PRIMARY KEY AUTOINCREMENT, document INTEGER NOT NULL REFERENCES documents,
-    place INTEGER NOT NULL, id TEXT, title TEXT, text TEXT NOT NULL, metadata TEXT NOT NULL,
-    named TEXT, at INTEGER, before TEXT, digest BLOB NOT NULL, length INTEGER NOT NULL,
-    original TEXT);
-CREATE INDEX passages_by_document ON passages(document, place);
-CREATE INDEX passages_by_id ON passages(id);
-CREATE INDEX passages_by_digest ON passages(digest);
-CREATE TABLE stale(version INTEGER NOT NULL, id TEXT NOT NULL);
-CREATE INDEX stale_by_version ON stale(version);
-CREATE VIRTUAL TABLE words USING fts5(
-    title, text, content='passages', content_rowid='number', tokenize='rag_windows');
-INSERT INTO words(words, rank) VALUES('secure-delete', 1);
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,11 +201,11 @@ class Index:
         self.encoder: Encoder | None = None
         self._words, self._tokens = words or DEFAULT_WORDS, tokens
         self._lock = Lock()
-        self._dot = False
+        self.dot = False
         self.after_fork()
         in_children(self)
         self._listed: tuple[int, tuple[Passage, ...]] | None = None
-        with _readable(self.path):
+        with tables.readable(self.path):
             try:
                 self.folder.mkdir(parents=True, exist_ok=True)
             except OSError as error:
@@ -270,58 +230,58 @@ class Index:
     @property
     def version(self) -> int:
         """Grows with every change, whichever process makes it."""
-        with self._reading() as connection:
-            return int(_setting(connection, "version") or 0)
+        with self.reading() as connection:
+            return int(tables.setting(connection, "version") or 0)
 
     def __len__(self) -> int:
-        with self._reading() as connection:
-            return int(_row(connection, "SELECT count(*) FROM passages")[0])
+        with self.reading() as connection:
+            return int(tables.first(connection, "SELECT count(*) FROM passages")[0])
 
     @property
     def passages(self) -> tuple[Passage, ...]:
         """All passages, document after document, as `retrieve` finds them but without scores."""
-        with self._reading() as connection:
-            version = int(_setting(connection, "version") or 0)
+        with self.reading() as connection:
+            version = int(tables.setting(connection, "version") or 0)
             if self._listed is None or self._listed[0] != version:
-                numbers = _rows(
+                numbers = tables.select(
                     connection, "SELECT number FROM passages ORDER BY document, place, number"
                 )
-                made = _passages(connection, [number for (number,) in numbers])
+                made = tables.passages_at(connection, [number for (number,) in numbers])
                 self._listed = version, tuple(made)
             return self._listed[1]
 
     def passages_of(self, ids: Collection[str]) -> tuple[Passage, ...]:
         """The passages of some documents, in order."""
-        with self._reading() as connection:
+        with self.reading() as connection:
             found: list[int] = []
             for one in ids:
-                rows = _rows(
+                rows = tables.select(
                     connection,
                     "SELECT p.number FROM passages p JOIN documents d ON p.document = d.number "
                     "WHERE d.id = ? ORDER BY p.document, p.place, p.number",
                     (one,),
                 )
                 found += [number for (number,) in rows]
-            return tuple(_passages(connection, found))
+            return tuple(tables.passages_at(connection, found))
 
     def concerned(self, names: Collection[str]) -> tuple[Passage, ...]:
         """The passages that `remove` would remove, in order."""
-        with self._reading() as connection:
+        with self.reading() as connection:
             found: dict[int, None] = {}
             for name in names:
-                rows = _rows(
+                rows = tables.select(
                     connection,
                     "SELECT p.number FROM passages p JOIN documents d ON p.document = d.number "
                     "WHERE d.id = ?1 OR d.source = ?1 ORDER BY p.document, p.place, p.number",
                     (name,),
                 )
                 found.update((number, None) for (number,) in rows)
-            return tuple(_passages(connection, [*found]))
+            return tuple(tables.passages_at(connection, [*found]))
 
     def documents_with(self, texts: Collection[str]) -> list[str]:
         """Ids of the documents that have a passage of one of these texts; reads every passage."""
         wanted = frozenset(texts)
-        with self._reading() as connection:
+        with self.reading() as connection:
             rows: Iterable[Any] = connection.execute(  # one by one: it is every text
                 "SELECT d.id, p.text FROM passages p JOIN documents d ON p.document = d.number "
                 "ORDER BY d.number"
@@ -330,12 +290,16 @@ class Index:
 
     def named(self, ids: Collection[str]) -> tuple[Passage, ...]:
         """Passages by their own ids, in the order of the ids; unknown ones are left out."""
-        with self._reading() as connection:
-            return tuple(_passages(connection, [n for one in ids for n in _own(connection, one)]))
+        with self.reading() as connection:
+            return tuple(
+                tables.passages_at(
+                    connection, [n for one in ids for n in tables.numbers_of(connection, one)]
+                )
+            )
 
     def originals(self, ids: Collection[str]) -> dict[str, Any]:
         """What `add_passages` was given to keep of passages, by their own ids."""
-        with self._reading() as connection:
+        with self.reading() as connection:
             found = {}
             for one in ids:
                 row = connection.execute(
@@ -347,9 +311,9 @@ class Index:
 
     def vectors(self, ids: Collection[str]) -> dict[str, Vectors]:
         """Vectors of passages, by their own ids; those without one are left out."""
-        with self._reading() as connection:
+        with self.reading() as connection:
             found: dict[str, Vectors] = {}
-            for one in ids if _vectored(connection) else ():
+            for one in ids if tables.has_vectors(connection) else ():
                 row = connection.execute(
                     "SELECT v.embedding FROM passages p JOIN vectors v ON v.rowid = p.number "
                     "WHERE p.id = ? LIMIT 1",
@@ -371,7 +335,7 @@ class Index:
 
         At most `limit` of them, those behind the document `after`; none if it is not there.
         """
-        with self._reading() as connection:
+        with self.reading() as connection:
             rows = connection.execute(
                 "SELECT d.id, d.source, d.title, d.sha256, d.added, count(p.number), "
                 "coalesce(sum(length(CAST(p.text AS BLOB))), 0) "
@@ -387,7 +351,7 @@ class Index:
         self, name: str | None = None, *, after: str | None = None, limit: int | None = None
     ) -> list[IndexedFile]:
         """The files that documents came from, and documents of none; see `documents`."""
-        with self._reading() as connection:
+        with self.reading() as connection:
             rows = connection.execute(
                 "SELECT coalesce(d.source, d.id) AS name, max(d.added), "
                 "count(DISTINCT d.number), count(p.number), "
@@ -402,21 +366,21 @@ class Index:
 
     def in_file(self, name: str) -> tuple[Passage, ...]:
         """The passages of a file, see `files`, in order."""
-        with self._reading() as connection:
+        with self.reading() as connection:
             rows = connection.execute(
                 "SELECT p.number FROM passages p JOIN documents d ON p.document = d.number "
                 "WHERE coalesce(d.source, d.id) = ? ORDER BY p.document, p.place, p.number",
                 (name,),
             )
-            return tuple(_passages(connection, [number for (number,) in rows]))
+            return tuple(tables.passages_at(connection, [number for (number,) in rows]))
 
     def newer(self, number: int, limit: int) -> list[tuple[int, str]]:
         """Numbers and ids of documents that came behind the one of a number; none has a 0.
 
         One that is replaced gets a new number.
         """
-        with self._reading() as connection:
-            return _rows(
+        with self.reading() as connection:
+            return tables.select(
                 connection,
                 "SELECT number, id FROM documents WHERE number > ? ORDER BY number LIMIT ?",
                 (number, limit),
@@ -424,23 +388,23 @@ class Index:
 
     def counts(self) -> IndexCounts:
         """How much there is."""
-        with self._reading() as connection:
-            row = _row(
+        with self.reading() as connection:
+            row = tables.first(
                 connection, "SELECT count(DISTINCT coalesce(source, id)), count(*) FROM documents"
             )
             files, documents = row
-            return IndexCounts(files, documents, int(_setting(connection, "passages") or 0))
+            return IndexCounts(files, documents, int(tables.setting(connection, "passages") or 0))
 
     def skipped(self) -> list[Skipped]:
         """Files, lines and pages that could not be read or were left out, as they stand now."""
-        with self._reading() as connection:
-            rows = _rows(connection, "SELECT skipped FROM files ORDER BY source")
+        with self.reading() as connection:
+            rows = tables.select(connection, "SELECT skipped FROM files ORDER BY source")
         return [Skipped(**one) for (text,) in rows for one in json.loads(text)]
 
     def roots(self) -> list[str]:
         """The paths that `follow` was given, of which files are still known and not removed."""
-        with self._reading() as connection:
-            rows = _rows(
+        with self.reading() as connection:
+            rows = tables.select(
                 connection,
                 "SELECT DISTINCT root FROM files WHERE source NOT IN "
                 "(SELECT source FROM removed WHERE id = ?) ORDER BY root",
@@ -455,15 +419,15 @@ class Index:
             below: a file, a folder or a URL; None for all files.
         """
         at = None if below is None else _absolute(os.fsdecode(below)).rstrip("/")
-        with self._reading() as connection:
-            rows = _rows(connection, "SELECT source, path FROM files ORDER BY source")
+        with self.reading() as connection:
+            rows = tables.select(connection, "SELECT source, path FROM files ORDER BY source")
             return [source for source, path in rows if at is None or _below(path, at)]
 
     @property
     def model_name(self) -> str | None:
         """The embedding model whose vectors the index holds; None where it holds none."""
-        with self._reading() as connection:
-            return _setting(connection, "model")
+        with self.reading() as connection:
+            return tables.setting(connection, "model")
 
     @property
     def nbytes(self) -> int:
@@ -476,12 +440,12 @@ class Index:
 
         None in their place where so much has changed that nobody remembers.
         """
-        with self._reading() as connection:
-            now = int(_setting(connection, "version") or 0)
-            forgotten = int(_setting(connection, "forgotten") or 0)
+        with self.reading() as connection:
+            now = int(tables.setting(connection, "version") or 0)
+            forgotten = int(tables.setting(connection, "forgotten") or 0)
             if version < forgotten:
                 return now, None
-            rows = _rows(connection, "SELECT id FROM stale WHERE version > ?", (version,))
+            rows = tables.select(connection, "SELECT id FROM stale WHERE version > ?", (version,))
             return now, list(dict.fromkeys(one for (one,) in rows))
 
     # How it changes.
@@ -549,28 +513,28 @@ class Index:
             fresh: dict[str, None] = {}
             for at, one in enumerate(given):
                 name = one.document or str(one.id)
-                old = _own(connection, str(one.id))
-                changed.update(dict.fromkeys(_names_of(connection, old)))
-                _touch(connection, old)
-                _drop_passages(connection, old)
-                row = _row(
+                old = tables.numbers_of(connection, str(one.id))
+                changed.update(dict.fromkeys(tables.names_of(connection, old)))
+                tables.touch(connection, old)
+                tables.drop_passages(connection, old)
+                row = tables.first(
                     connection,
                     "SELECT number FROM documents WHERE id = ? ORDER BY number LIMIT 1",
                     (name,),
                 )
                 if row is None:
-                    number = _insert_document(connection, name, None, one.title, "", now)
+                    number = tables.insert_document(connection, name, None, one.title, "", now)
                     fresh[name] = None
                 else:
                     number = row[0]
                     connection.execute("UPDATE documents SET sha256 = '' WHERE number = ?", row)
                 if own is not None:
-                    made = {} if (vector := own[at]) is None else {_digest(one): vector}
+                    made = {} if (vector := own[at]) is None else {tables.digest_of(one): vector}
                 self._insert(connection, number, [one], made, given=True, original=sources[at])
-            _drop_empty(connection)
+            tables.drop_empty(connection)
             stale = [one for one in changed if one not in fresh]
-            left = [one for one in stale if _there(connection, one)]
-            _note_stale(connection, stale)
+            left = [one for one in stale if tables.there(connection, one)]
+            tables.note_stale(connection, stale)
         gone = tuple(one for one in stale if one not in left)
         return Changes(tuple(fresh), tuple(left), gone)
 
@@ -583,31 +547,31 @@ class Index:
         with self._writing() as connection:
             gone: list[str] = []
             for name in names:
-                rows = _rows(
+                rows = tables.select(
                     connection,
                     "SELECT number, id, source FROM documents WHERE id = ?1 OR source = ?1",
                     (name,),
                 )
                 gone += [one for _, one, _ in rows]
-                _drop_documents(connection, [number for number, *_ in rows])
+                tables.drop_documents(connection, [number for number, *_ in rows])
                 out = [(source, one) for _, one, source in rows if source is not None]
-                if _row(connection, "SELECT 1 FROM files WHERE source = ?", (name,)):
+                if tables.first(connection, "SELECT 1 FROM files WHERE source = ?", (name,)):
                     out.append((name, _WHOLE))
                     connection.execute("UPDATE files SET skipped = '[]' WHERE source = ?", (name,))
                 connection.executemany("INSERT OR IGNORE INTO removed VALUES(?, ?)", out)
             removed = tuple(dict.fromkeys(gone))
-            _note_stale(connection, removed)
+            tables.note_stale(connection, removed)
         return Changes(removed=removed)
 
     def remove_passages(self, ids: Collection[str]) -> Changes:
         """Remove passages by their own ids, and documents of which none is left."""
         with self._writing() as connection:
-            numbers = [n for one in ids for n in _own(connection, one)]
-            names = _names_of(connection, numbers)
-            _touch(connection, numbers)
-            _drop_passages(connection, numbers)
-            _drop_empty(connection)
-            _note_stale(connection, names)
+            numbers = [n for one in ids for n in tables.numbers_of(connection, one)]
+            names = tables.names_of(connection, numbers)
+            tables.touch(connection, numbers)
+            tables.drop_passages(connection, numbers)
+            tables.drop_empty(connection)
+            tables.note_stale(connection, names)
         return Changes(removed=tuple(names))
 
     def follow(
@@ -638,10 +602,10 @@ class Index:
             DocumentError: a path does not exist, or, with ``strict``, a file can't be read.
             RetrievalError, InputError: see `add`; files before the one concerned are there.
         """
-        with self._reading() as connection:
-            root = Path(str(_setting(connection, "root")))
-            known = {row[0]: row[1:] for row in _rows(connection, _FILES)}
-            counts = dict(_rows(connection, _COUNTS))
+        with self.reading() as connection:
+            root = Path(str(tables.setting(connection, "root")))
+            known = {row[0]: row[1:] for row in tables.select(connection, _FILES)}
+            counts = dict(tables.select(connection, _COUNTS))
             removed = _removed(connection)
         out = {} if again else removed
         changes = Changes()
@@ -699,8 +663,8 @@ class Index:
         Every change does so at its end, unless somebody reads for longer than two seconds. Then
         this is False, and True once it was called without such readers.
         """
-        with self._lock, _readable(self.path), self._connection() as connection:
-            return _empty_log(connection)
+        with self._lock, tables.readable(self.path), self._connection() as connection:
+            return tables.empty_log(connection)
 
     def close(self) -> None:
         """Close the files; the index may be used again, which opens them."""
@@ -748,7 +712,7 @@ class Index:
         with self.snapshot():
             if self.encoder is None:
                 return self.by_words.retrieve(query, k, where)
-            both = [_Selected(self.by_words, where), _Selected(self.by_meaning, where)]
+            both = [Selected(self.by_words, where), Selected(self.by_meaning, where)]
             return HybridRetriever(both).retrieve(query, k)
 
     def nearest(
@@ -760,22 +724,22 @@ class Index:
     @contextmanager
     def snapshot(self) -> Iterator[None]:
         """Inside the block, this thread sees the index as it was at its beginning."""
-        with self._reading():
+        with self.reading():
             yield
 
     # Connections.
 
     @contextmanager
-    def _reading(self) -> Iterator[apsw.Connection]:
+    def reading(self) -> Iterator[apsw.Connection]:
         """A connection that sees one version; the same one inside a block that has one."""
         held = getattr(_held, "of", {}).get(id(self))
         if held is not None:
             yield held
             return
-        with _readable(self.path), self._connection() as connection:
+        with tables.readable(self.path), self._connection() as connection:
             connection.execute("BEGIN")
             # What is seen is what stands there at the first look.
-            _rows(connection, "SELECT 1 FROM settings LIMIT 1")
+            tables.select(connection, "SELECT 1 FROM settings LIMIT 1")
             _held.of = {**getattr(_held, "of", {}), id(self): connection}
             try:
                 yield connection
@@ -787,18 +751,18 @@ class Index:
     @contextmanager
     def _writing(self) -> Iterator[apsw.Connection]:
         """A connection that changes the index as a whole or not at all."""
-        with self._lock, _readable(self.path), self._connection() as connection:
+        with self._lock, tables.readable(self.path), self._connection() as connection:
             connection.execute("BEGIN IMMEDIATE")
             try:
                 yield connection
-                version = int(_setting(connection, "version") or 0) + 1
-                _set(connection, "version", str(version))
+                version = int(tables.setting(connection, "version") or 0) + 1
+                tables.put(connection, "version", str(version))
                 connection.execute("COMMIT")
             except BaseException:
                 with suppress(Exception):  # SQLite may have rolled back already
                     connection.execute("ROLLBACK")
                 raise
-            _empty_log(connection)
+            tables.empty_log(connection)
 
     @contextmanager
     def _connection(self) -> Iterator[apsw.Connection]:
@@ -806,7 +770,7 @@ class Index:
         try:
             connection = free.get_nowait()
         except Empty:
-            connection = _connect(self.path)
+            connection = tables.connect(self.path)
         try:
             yield connection
         except BaseException:
@@ -819,12 +783,17 @@ class Index:
         with self._connection() as connection:
             connection.execute("BEGIN IMMEDIATE")
             try:
-                if not _row(connection, "SELECT 1 FROM sqlite_schema LIMIT 1"):
-                    connection.execute(_SCHEMA)
+                if not tables.first(connection, "SELECT 1 FROM sqlite_schema LIMIT 1"):
+                    connection.execute(tables.SCHEMA)
                     split = split or f"words={DEFAULT_WORDS}"
-                    made = {"format": str(FORMAT), "split": split, "root": root, "version": "0"}
+                    made = {
+                        "format": str(tables.FORMAT),
+                        "split": split,
+                        "root": root,
+                        "version": "0",
+                    }
                     for name, value in {**made, "words": VERSION}.items():
-                        _set(connection, name, value)
+                        tables.put(connection, name, value)
                 self._check(connection, split)
                 connection.execute("COMMIT")
             except BaseException:
@@ -833,12 +802,12 @@ class Index:
                 raise
 
     def _check(self, connection: apsw.Connection, split: str | None) -> None:
-        if (found := _setting(connection, "format")) != str(FORMAT):
+        if (found := tables.setting(connection, "format")) != str(tables.FORMAT):
             raise RetrievalError(
                 f"The index {self.path} has the format {found}, and this version reads "
-                f"{FORMAT}. Delete it and build it again."
+                f"{tables.FORMAT}. Delete it and build it again."
             )
-        before = str(_setting(connection, "split"))
+        before = str(tables.setting(connection, "split"))
         if split is not None and before != split:
             raise InputError(
                 f"The passages of the index {self.folder} have {before}, not {split}. Use the "
@@ -848,30 +817,32 @@ class Index:
         self._split_by = before
         if kind == "words":
             self._words = int(number)
-        if _setting(connection, "words") != VERSION:
+        if tables.setting(connection, "words") != VERSION:
             # Another version of this package or of ICU splits texts into other words.
             connection.execute("INSERT INTO words(words) VALUES('rebuild')")
-            rows = _rows(connection, "SELECT number, title, text FROM passages")
-            lengths = [(_length(Passage(text, title=title)), n) for n, title, text in rows]
+            rows = tables.select(connection, "SELECT number, title, text FROM passages")
+            lengths = [(tables.length_of(Passage(text, title=title)), n) for n, title, text in rows]
             connection.executemany("UPDATE passages SET length = ? WHERE number = ?", lengths)
-            _set(connection, "length", str(sum(length for length, _ in lengths)))
-            _set(connection, "words", VERSION)
+            tables.put(connection, "length", str(sum(length for length, _ in lengths)))
+            tables.put(connection, "words", VERSION)
 
     def _attach(self, encoder: Encoder, progress: Progress | None) -> None:
         """Find by meaning, too: passages without a vector get one."""
         probe = encoder.embed(PROBE, query=False)
         with self._writing() as connection:
-            if not _vectored(connection):
-                _make_vectors(connection, encoder.dimension)
-                _set(connection, "model", encoder.name)
-                _set(connection, "probe", json.dumps(probe.tolist()))
-            if _setting(connection, "probe") is None:
+            if not tables.has_vectors(connection):
+                tables.make_vectors(connection, encoder.dimension)
+                tables.put(connection, "model", encoder.name)
+                tables.put(connection, "probe", json.dumps(probe.tolist()))
+            if tables.setting(connection, "probe") is None:
                 raise RetrievalError(
                     f"The vectors in {self.path} were given to it, so no model can be compared "
                     "with theirs. Open the index without a model, or build it again with one."
                 )
-            stored = np.array(json.loads(str(_setting(connection, "probe"))), dtype=np.float32)
-            name = _setting(connection, "model")
+            stored = np.array(
+                json.loads(str(tables.setting(connection, "probe"))), dtype=np.float32
+            )
+            name = tables.setting(connection, "model")
         # A name is not compared: the same model may lie in another folder now.
         if moved(probe, stored):
             raise RetrievalError(
@@ -879,33 +850,33 @@ class Index:
                 "that model, or delete the folder and build the index again."
             )
         self.encoder = encoder
-        self._dot = not np.allclose(np.linalg.norm(probe, axis=1), 1.0, atol=1e-3)
+        self.dot = not np.allclose(np.linalg.norm(probe, axis=1), 1.0, atol=1e-3)
         self.complete(progress)
 
     def complete(self, progress: Progress | None = None) -> None:
         """Embed the passages that have no vector, as those that a process without a model added."""
         if self.encoder is None:
             return
-        with self._reading() as connection:
-            rows = _rows(
+        with self.reading() as connection:
+            rows = tables.select(
                 connection,
                 "SELECT number FROM passages WHERE number NOT IN (SELECT rowid FROM vectors)",
             )
-            missing = _passages(connection, [number for (number,) in rows])
+            missing = tables.passages_at(connection, [number for (number,) in rows])
         missing = [one for one in missing if one.text.strip()]
         if not missing:
             return
         vectors = self._embedded(missing, progress)
         with self._writing() as connection:
             for digest, vector in vectors.items():
-                rows = _rows(
+                rows = tables.select(
                     connection,
                     "SELECT number FROM passages WHERE digest = ? AND number NOT IN "
                     "(SELECT rowid FROM vectors)",
                     (digest,),
                 )
                 for (number,) in rows:
-                    _insert_vector(connection, number, vector)
+                    tables.insert_vector(connection, number, vector)
 
     # Writing.
 
@@ -936,7 +907,7 @@ class Index:
 
     def _check_given(self, connection: apsw.Connection, vectors: Sequence[Vectors | None]) -> None:
         """Make the table of vectors that come with their passages, or check that they fit in."""
-        if (model := _setting(connection, "model")) is not None:
+        if (model := tables.setting(connection, "model")) is not None:
             raise InputError(
                 f"The vectors in {self.path} were made by {model!r}. Open the index with that "
                 "model, and leave vectors= out."
@@ -944,7 +915,7 @@ class Index:
         dimension = next((len(one) for one in vectors if one is not None), None)
         if dimension is None:
             return
-        before = _setting(connection, "dimension")
+        before = tables.setting(connection, "dimension")
         if before is not None and before != str(dimension):
             if connection.execute("SELECT 1 FROM vectors LIMIT 1").fetchone():
                 raise InputError(
@@ -953,7 +924,7 @@ class Index:
                 )
             connection.execute("DROP TABLE vectors")
         if before != str(dimension):
-            _make_vectors(connection, dimension)
+            tables.make_vectors(connection, dimension)
 
     def _entry(self, document: Document, source: str | None) -> _Entry:
         if self._tokens is None and self._split_by.startswith("tokens"):
@@ -963,7 +934,7 @@ class Index:
             )
         passages = split_document(document, words=self._words, tokens=self._tokens)
         said = {"title": document.title, "text": document.text, "metadata": document.metadata}
-        return _Entry(document.id, source, document.title, _sha256(_json(said)), passages)
+        return _Entry(document.id, source, document.title, _sha256(tables.as_json(said)), passages)
 
     def _embedded(
         self, passages: Sequence[Passage], progress: Progress | None = None
@@ -971,11 +942,11 @@ class Index:
         """Vectors by digest, of those that hold text; known ones are not embedded again."""
         if self.encoder is None:
             return {}
-        texts = {_digest(one): ranked_text(one) for one in passages if one.text.strip()}
+        texts = {tables.digest_of(one): ranked_text(one) for one in passages if one.text.strip()}
         found: dict[bytes, Vectors] = {}
-        with self._reading() as connection:
+        with self.reading() as connection:
             for digest in texts:
-                row = _row(
+                row = tables.first(
                     connection,
                     "SELECT v.embedding FROM passages p JOIN vectors v ON v.rowid = p.number "
                     "WHERE p.digest = ? LIMIT 1",
@@ -996,16 +967,16 @@ class Index:
             replaced: list[str] = []
             unchanged = 0
             for entry in entries:
-                rows = _rows(
+                rows = tables.select(
                     connection, "SELECT number, sha256 FROM documents WHERE id = ?", (entry.id,)
                 )
                 if [sha256 for _, sha256 in rows] == [entry.sha256]:
                     unchanged += 1
                     continue
                 (replaced if rows else added).append(entry.id)
-                _drop_documents(connection, [number for number, _ in rows])
+                tables.drop_documents(connection, [number for number, _ in rows])
                 self._write(connection, entry, vectors)
-            _note_stale(connection, replaced)
+            tables.note_stale(connection, replaced)
         return Changes(tuple(added), tuple(replaced), unchanged=unchanged)
 
     def _put_file(
@@ -1015,7 +986,7 @@ class Index:
         vectors = self._embedded([one for each in entries for one in each.passages], progress)
         with self._writing() as connection:
             changes = self._replace(connection, source, entries, vectors)
-            _note_stale(connection, changes.stale)
+            tables.note_stale(connection, changes.stale)
         return changes
 
     def _take(
@@ -1050,7 +1021,7 @@ class Index:
             for file, root, status, made, skipped in read:
                 changes = changes.and_then(self._replace(connection, file.label, made, vectors))
                 changes = changes.and_then(Changes(skipped=tuple(skipped)))
-                notes = _json([_as_dict(one) for one in skipped])
+                notes = tables.as_json([_as_dict(one) for one in skipped])
                 connection.execute(
                     "INSERT OR REPLACE INTO files(source, root, path, size, modified, skipped) "
                     "VALUES(?, ?, ?, ?, ?, ?)",
@@ -1058,7 +1029,7 @@ class Index:
                 )
                 if not out.get(file.label):
                     connection.execute("DELETE FROM removed WHERE source = ?", (file.label,))
-            _note_stale(connection, changes.stale)
+            tables.note_stale(connection, changes.stale)
         return changes
 
     def _replace(
@@ -1069,7 +1040,7 @@ class Index:
         vectors: Mapping[bytes, Vectors],
     ) -> Changes:
         """Write a file's documents in the place of those that it had."""
-        before = _rows(
+        before = tables.select(
             connection,
             "SELECT number, id, sha256 FROM documents WHERE source = ? ORDER BY number",
             (source,),
@@ -1084,7 +1055,7 @@ class Index:
             ).fetchall()
         names, old = [one for one, _ in now], [one for _, one, _ in before]
         same = {(one, sha256) for _, one, sha256 in before} & set(now)
-        _drop_documents(connection, [number for number, *_ in before])
+        tables.drop_documents(connection, [number for number, *_ in before])
         for entry in entries:
             self._write(connection, entry, vectors)
         untouched = {one for one, _ in same}
@@ -1098,7 +1069,7 @@ class Index:
     def _write(
         self, connection: apsw.Connection, entry: _Entry, vectors: Mapping[bytes, Vectors]
     ) -> None:
-        number = _insert_document(
+        number = tables.insert_document(
             connection, entry.id, entry.source, entry.title, entry.sha256, time.time()
         )
         self._insert(connection, number, entry.passages, vectors)
@@ -1113,19 +1084,21 @@ class Index:
         given: bool = False,
         original: Any = None,
     ) -> None:
-        place = _row(
+        place = tables.first(
             connection,
             "SELECT coalesce(max(place) + 1, 0) FROM passages WHERE document = ?",
             (document,),
         )[0]
         for one in passages:
-            digest = _digest(one)
+            digest = tables.digest_of(one)
             at = place if one.index is None else one.index
             place = max(place, at) + 1
             # Of a document that was split here, neighbours are read from where they stand.
-            before = _json(list(one.before)) if given and one.before else None
-            row = (document, at, one.id, one.title, one.text, _json(dict(one.metadata)))
-            if any(isinstance(part, str) and _HALF.search(part) for part in (*row, one.document)):
+            before = tables.as_json(list(one.before)) if given and one.before else None
+            row = (document, at, one.id, one.title, one.text, tables.as_json(dict(one.metadata)))
+            if any(
+                isinstance(part, str) and tables.HALF.search(part) for part in (*row, one.document)
+            ):
                 raise InputError(
                     f"The passage {one.id!r:.80} holds half a character (an unpaired surrogate), "
                     "which can't be stored. Replace it."
@@ -1134,186 +1107,41 @@ class Index:
                 "INSERT INTO passages(document, place, id, title, text, metadata, named, at, "
                 "before, digest, length, original) VALUES(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
                 (
-                    *(*row, one.document, one.index, before, digest, length := _length(one)),
-                    None if original is None else _json(original),
+                    *(
+                        *row,
+                        one.document,
+                        one.index,
+                        before,
+                        digest,
+                        length := tables.length_of(one),
+                    ),
+                    None if original is None else tables.as_json(original),
                 ),
             )
             number = connection.last_insert_rowid()
-            _count(connection, 1, length)
+            tables.count(connection, 1, length)
             connection.execute(
                 "INSERT INTO words(rowid, title, text) VALUES(?, ?, ?)",
                 (number, one.title, one.text),
             )
             if digest in vectors:
-                _insert_vector(connection, number, vectors[digest])
+                tables.insert_vector(connection, number, vectors[digest])
 
     def _forget(self, sources: Collection[str]) -> Changes:
         """Remove the documents of files that are gone."""
         with self._writing() as connection:
             gone: list[str] = []
             for source in sources:
-                rows = _rows(
+                rows = tables.select(
                     connection, "SELECT number, id FROM documents WHERE source = ?", (source,)
                 )
                 gone += [one for _, one in rows]
-                _drop_documents(connection, [number for number, _ in rows])
+                tables.drop_documents(connection, [number for number, _ in rows])
                 connection.execute("DELETE FROM files WHERE source = ?", (source,))
             removed = tuple(dict.fromkeys(gone))
-            _note_stale(connection, removed)
+            tables.note_stale(connection, removed)
         return Changes(removed=removed)
 
-
-class ByWords:
-    """Okapi BM25 of an `Index`, in Lucene's variant, as `BM25Retriever` has it.
-
-    English function words in a question are ignored as long as another word of it is known. A word
-    that stands in a question twice counts twice. Passages that share no word with it are not found.
-    SQLite's own ranking, which gives nothing for words that half of all passages have, chooses
-    `CANDIDATES` passages or more, which are ranked anew.
-    """
-
-    def __init__(self, index: Index) -> None:
-        self._index = index
-
-    def retrieve(
-        self, query: str, k: int = DEFAULT_K, where: Where | None = None
-    ) -> list[ScoredPassage]:
-        """Rank the passages that share a word with the query; see `Index.retrieve`."""
-        check_k(k)
-        words = Counter(tokenize(query))
-        with self._index._reading() as connection:
-            known = {word: n for word in words if (n := _passages_with(connection, word))}
-            telling = known.keys() - FUNCTION_WORDS or known.keys()
-            if not telling:
-                return []
-            asked = " OR ".join(f'"{word}"' for word in words if word in telling)
-            numbers = [int(_setting(connection, name) or 0) for name in ("passages", "length")]
-            weights = {
-                word: words[word]
-                * math.log1p((numbers[0] - known[word] + 0.5) / (known[word] + 0.5))
-                for word in telling
-            }
-            usual = numbers[1] / max(1, numbers[0])
-
-            def ranked(most: int) -> list[tuple[int, float]]:
-                rows = _rows(
-                    connection,
-                    "SELECT rowid, title, text, length FROM passages WHERE number IN "
-                    "(SELECT rowid FROM words WHERE words MATCH ? ORDER BY rank, rowid LIMIT ?)",
-                    (asked, max(CANDIDATES, 4 * most)),
-                )
-                found = []
-                for number, title, text, length in rows:
-                    counts = Counter(tokenize(ranked_text(Passage(text, title=title))))
-                    norm = _K1 * (1 - _B + _B * length / usual)
-                    score = sum(
-                        weight * counts[word] / (counts[word] + norm)
-                        for word, weight in weights.items()
-                    )
-                    found.append((number, score))
-                return sorted(found, key=lambda one: (-one[1], one[0]))[:most]
-
-            return _distinct(connection, ranked, k, where)
-
-
-class _Selected:
-    """One of an index's rankings, of some passages only."""
-
-    def __init__(self, ranking: ByWords | ByMeaning, where: Where | None) -> None:
-        self._ranking, self._where = ranking, where
-
-    def retrieve(self, query: str, k: int = DEFAULT_K) -> list[ScoredPassage]:
-        return self._ranking.retrieve(query, k, self._where)
-
-
-class ByMeaning:
-    """Passages of an `Index` whose vectors lie nearest to the query's; every vector is compared.
-
-    The score is the cosine, or the dot product for a model made for it. A query of several
-    paragraphs asks with the mean of their vectors. Blank passages are never found.
-    """
-
-    def __init__(self, index: Index) -> None:
-        self._index = index
-
-    def retrieve(
-        self, query: str, k: int = DEFAULT_K, where: Where | None = None
-    ) -> list[ScoredPassage]:
-        """Rank the passages by their nearness to the query; see `Index.retrieve`."""
-        check_k(k)
-        paragraphs = [one for one in BLANK_LINE.split(query) if one.strip()]
-        if not paragraphs or self._index.encoder is None:
-            return []
-        asked = self._index.encoder.embed(paragraphs, query=True).mean(axis=0)
-        return self.nearest(asked, k, where)
-
-    def nearest(
-        self, vector: Sequence[float] | Vectors, k: int = DEFAULT_K, where: Where | None = None
-    ) -> list[ScoredPassage]:
-        """Rank the passages by their nearness to a vector.
-
-        Raises:
-            InputError: it has another length than those of the index, or `k` is below 1.
-        """
-        check_k(k)
-        index, asked = self._index, np.asarray(vector, dtype=np.float32)
-        with index._reading() as connection:
-            dimension = _setting(connection, "dimension")
-            if dimension is None:
-                return []
-            if asked.shape != (int(dimension),) or not np.isfinite(asked).all():
-                raise InputError(
-                    f"A vector for this index has {dimension} finite numbers, not the shape "
-                    f"{asked.shape}. Use the embedding model that made those of the index."
-                )
-            if not index._dot:
-                norm = np.linalg.norm(asked)
-                if not norm:
-                    return []
-                asked = (asked / norm).astype(np.float32)
-
-            def ranked(most: int) -> list[tuple[int, float]]:
-                if not index._dot and most <= _MOST_NEAREST:
-                    found = _rows(
-                        connection,
-                        "SELECT rowid, (1 - distance) * ? FROM vectors "
-                        "WHERE embedding MATCH ? AND k = ?",
-                        (float(np.linalg.norm(asked)), asked.tobytes(), most),
-                    )
-                else:
-                    rows = _rows(connection, "SELECT rowid, embedding FROM vectors")
-                    found = [(n, float(np.frombuffer(one, np.float32) @ asked)) for n, one in rows]
-                return sorted(found, key=lambda one: (-one[1], one[0]))[:most]
-
-            return _distinct(connection, ranked, k, where)
-
-
-def _distinct(
-    connection: apsw.Connection,
-    ranked: Callable[[int], list[tuple[int, float]]],
-    k: int,
-    where: Where | None,
-) -> list[ScoredPassage]:
-    """The first k passages of different title and text, of those that may be found."""
-    most = k
-    while True:
-        rows = ranked(most)
-        found: dict[tuple[str | None, str], ScoredPassage] = {}
-        numbers = [number for number, _ in rows]
-        for one, (_, score) in zip(_passages(connection, numbers), rows, strict=True):
-            if where is None or where(one):
-                found.setdefault(content(one), replace(one, score=float(score)))
-        if len(found) >= k or len(rows) < most:
-            return list(found.values())[:k]
-        most *= 2
-
-
-CANDIDATES = 200
-"""Passages that a question's words are counted in, at least."""
-
-_HALF = re.compile("[\ud800-\udfff]")
-
-_K1, _B = 1.5, 0.75
 
 _FILES = "SELECT source, root, size, modified, skipped, path FROM files"
 _COUNTS = "SELECT source, count(*) FROM documents WHERE source IS NOT NULL GROUP BY source"
@@ -1324,274 +1152,6 @@ _FRESH_NS = 2_000_000_000
 """A file that was written so shortly ago may be written again without another time."""
 
 _held = threading.local()
-
-
-def _connect(path: Path) -> apsw.Connection:
-    import apsw
-    import apsw.fts5
-    import sqlite_vec
-
-    connection = apsw.Connection(os.fspath(path))
-    connection.set_busy_timeout(_BUSY_MS)
-    connection.enable_load_extension(True)
-    connection.load_extension(sqlite_vec.loadable_path())
-    connection.enable_load_extension(False)
-    for pragma in ("journal_mode = WAL", "synchronous = FULL", "secure_delete = ON"):
-        connection.execute(f"PRAGMA {pragma}").fetchall()
-
-    def tokenizer(*_: Any) -> Callable[[bytes, int, str | None], list[str]]:
-        def words(text: bytes, reason: int, _: str | None) -> list[str]:
-            spelled = text.decode("utf-8")
-            # A question's words come one by one, as `tokenize` spells them.
-            asked = reason & apsw.FTS5_TOKENIZE_QUERY
-            return [spelled] if asked else tokenize(spelled)
-
-        return words
-
-    connection.register_fts5_tokenizer("rag_windows", tokenizer)
-    connection.execute("CREATE VIRTUAL TABLE temp.known USING fts5vocab(main, words, row)")
-    return connection
-
-
-def _empty_log(connection: apsw.Connection) -> bool:
-    """The log holds what was removed until it is emptied, for which readers have to pause."""
-    connection.set_busy_timeout(_PAUSE_MS)
-    busy, *_ = _rows(connection, "PRAGMA wal_checkpoint(TRUNCATE)")[0]
-    connection.set_busy_timeout(_BUSY_MS)
-    return not busy
-
-
-@contextmanager
-def _readable(path: Path) -> Iterator[None]:
-    """Say what SQLite says in our words, and what to do."""
-    import apsw
-
-    try:
-        yield
-    except apsw.FullError as error:
-        raise RetrievalError(
-            f"The index {path} can't be written: the disk is full. Free some space; nothing that "
-            "was there is lost."
-        ) from error
-    except (apsw.NotADBError, apsw.CorruptError) as error:
-        raise RetrievalError(
-            f"The index {path} is damaged ({error}). Delete it and build it again."
-        ) from error
-    except apsw.BusyError as error:
-        raise RetrievalError(
-            f"The index {path} is being written by another process for more than "
-            f"{_BUSY_MS // 1000} seconds. Try again when that is done."
-        ) from error
-    except apsw.Error as error:
-        raise RetrievalError(
-            f"The index {path} can't be used ({type(error).__name__}: {error}). Check the folder, "
-            "its permissions and the free space."
-        ) from error
-
-
-def _rows(connection: apsw.Connection, asked: str, bindings: Any = ()) -> list[Any]:
-    """All rows that a statement gives."""
-    return connection.execute(asked, bindings).fetchall()
-
-
-def _row(connection: apsw.Connection, asked: str, bindings: Any = ()) -> Any:
-    """The first row, or None."""
-    return connection.execute(asked, bindings).fetchone()
-
-
-def _setting(connection: apsw.Connection, name: str) -> str | None:
-    row = _row(connection, "SELECT value FROM settings WHERE name = ?", (name,))
-    return None if row is None else str(row[0])
-
-
-def _vectored(connection: apsw.Connection) -> bool:
-    return _setting(connection, "dimension") is not None
-
-
-def _make_vectors(connection: apsw.Connection, dimension: int) -> None:
-    connection.execute(
-        f"CREATE VIRTUAL TABLE vectors USING vec0(embedding float[{dimension}] "
-        "distance_metric=cosine)"
-    )
-    _set(connection, "dimension", str(dimension))
-
-
-def _touch(connection: apsw.Connection, numbers: Sequence[int]) -> None:
-    """Note that documents don't hold what they were added with any more."""
-    connection.executemany(
-        "UPDATE documents SET sha256 = '' WHERE number = "
-        "(SELECT document FROM passages WHERE number = ?)",
-        [(number,) for number in numbers],
-    )
-
-
-def _there(connection: apsw.Connection, id: str) -> bool:
-    row = connection.execute("SELECT 1 FROM documents WHERE id = ? LIMIT 1", (id,)).fetchone()
-    return row is not None
-
-
-def _set(connection: apsw.Connection, name: str, value: str) -> None:
-    connection.execute("INSERT OR REPLACE INTO settings VALUES(?, ?)", (name, value))
-
-
-def _passages_with(connection: apsw.Connection, word: str) -> int:
-    """In how many passages a word stands."""
-    row = _row(connection, "SELECT doc FROM temp.known WHERE term = ?", (word,))
-    return 0 if row is None else int(row[0])
-
-
-def _own(connection: apsw.Connection, id: str) -> list[int]:
-    rows = _rows(connection, "SELECT number FROM passages WHERE id = ? ORDER BY number", (id,))
-    return [number for (number,) in rows]
-
-
-def _passages(connection: apsw.Connection, numbers: Sequence[int]) -> list[Passage]:
-    """Passages by their numbers, with the texts in front of them."""
-    made = []
-    for number in numbers:
-        document, place, id, title, text, metadata, named, at, before = _row(
-            connection,
-            "SELECT document, place, id, title, text, metadata, named, at, before FROM passages "
-            "WHERE number = ?",
-            (number,),
-        )
-        texts: list[str] = [] if before is None else json.loads(before)
-        if before is None and at is not None:
-            rows = _rows(
-                connection,
-                "SELECT place, text FROM passages WHERE document = ? AND place < ? AND place >= ? "
-                "AND at IS NOT NULL ORDER BY place DESC",
-                (document, place, place - NEIGHBOURS),
-            )
-            expected = place - 1
-            for there, own in rows:
-                if there != expected:
-                    break
-                texts.insert(0, own)
-                expected -= 1
-        made.append(
-            Passage(
-                text,
-                id=id,
-                title=title,
-                metadata=json.loads(metadata),
-                document=named,
-                index=at,
-                before=tuple(texts),
-            )
-        )
-    return made
-
-
-def _insert_document(
-    connection: apsw.Connection,
-    id: str,
-    source: str | None,
-    title: str | None,
-    sha256: str,
-    added: float,
-) -> int:
-    connection.execute(
-        "INSERT INTO documents(id, source, title, sha256, added) VALUES(?, ?, ?, ?, ?)",
-        (id, source, title, sha256, added),
-    )
-    return connection.last_insert_rowid()
-
-
-def _insert_vector(connection: apsw.Connection, number: int, vector: Vectors) -> None:
-    if not vector.any():  # it has no cosine
-        return
-    connection.execute(
-        "INSERT INTO vectors(rowid, embedding) VALUES(?, ?)",
-        (number, np.ascontiguousarray(vector, dtype=np.float32).tobytes()),
-    )
-
-
-def _drop_documents(connection: apsw.Connection, numbers: Iterable[int]) -> None:
-    for number in numbers:
-        rows = _rows(connection, "SELECT number FROM passages WHERE document = ?", (number,))
-        _drop_passages(connection, [one for (one,) in rows])
-        connection.execute("DELETE FROM documents WHERE number = ?", (number,))
-
-
-def _drop_passages(connection: apsw.Connection, numbers: Iterable[int]) -> None:
-    vectored = _vectored(connection)
-    for number in numbers:
-        title, text, length = _row(
-            connection, "SELECT title, text, length FROM passages WHERE number = ?", (number,)
-        )
-        _count(connection, -1, -length)
-        connection.execute(
-            "INSERT INTO words(words, rowid, title, text) VALUES('delete', ?, ?, ?)",
-            (number, title, text),
-        )
-        if vectored:
-            # sqlite-vec only marks a row as gone; its numbers say something of the text.
-            connection.execute(
-                "UPDATE vectors SET embedding = zeroblob(length(embedding)) WHERE rowid = ?",
-                (number,),
-            )
-            connection.execute("DELETE FROM vectors WHERE rowid = ?", (number,))
-        connection.execute("DELETE FROM passages WHERE number = ?", (number,))
-
-
-def _length(passage: Passage) -> int:
-    return len(tokenize(ranked_text(passage)))
-
-
-def _count(connection: apsw.Connection, passages: int, words: int) -> None:
-    """Add to the numbers of passages and of their words."""
-    for name, more in (("passages", passages), ("length", words)):
-        _set(connection, name, str(int(_setting(connection, name) or 0) + more))
-
-
-def _drop_empty(connection: apsw.Connection) -> None:
-    connection.execute(
-        "DELETE FROM documents WHERE number NOT IN (SELECT document FROM passages) "
-        "AND source IS NULL"
-    )
-
-
-def _names_of(connection: apsw.Connection, numbers: Sequence[int]) -> list[str]:
-    found: dict[str, None] = {}
-    for number in numbers:
-        row = _row(
-            connection,
-            "SELECT d.id FROM documents d JOIN passages p ON p.document = d.number "
-            "WHERE p.number = ?",
-            (number,),
-        )
-        if row is not None:
-            found[str(row[0])] = None
-    return list(found)
-
-
-def _note_stale(connection: apsw.Connection, ids: Sequence[str]) -> None:
-    """Let other processes learn which documents' windows they may not read any more."""
-    version = int(_setting(connection, "version") or 0) + 1
-    connection.executemany("INSERT INTO stale VALUES(?, ?)", [(version, one) for one in ids])
-    row = _row(
-        connection,
-        "SELECT version FROM stale ORDER BY version DESC, rowid DESC LIMIT 1 OFFSET ?",
-        (REMEMBERED,),
-    )
-    if row is not None:
-        connection.execute("DELETE FROM stale WHERE version <= ?", row)
-        _set(connection, "forgotten", str(row[0]))
-
-
-def _json(value: Any) -> str:
-    try:
-        return json.dumps(value)
-    except (TypeError, ValueError, RecursionError) as error:
-        raise InputError(
-            f"A passage's metadata can't be saved as JSON ({error}). Keep strings, numbers, lists "
-            "and objects in it."
-        ) from error
-
-
-def _digest(passage: Passage) -> bytes:
-    return hashlib.sha256(_json([passage.title, passage.text]).encode()).digest()[:16]
 
 
 def _sha256(text: str) -> str:
@@ -1644,7 +1204,7 @@ def _stat(file: DocumentFile) -> tuple[int, int]:
 def _removed(connection: apsw.Connection) -> dict[str, set[str]]:
     """Of each file the documents that were removed from the index, though the file has them."""
     found: dict[str, set[str]] = {}
-    for source, id in _rows(connection, "SELECT source, id FROM removed"):
+    for source, id in tables.select(connection, "SELECT source, id FROM removed"):
         found.setdefault(source, set()).add(id)
     return found
 

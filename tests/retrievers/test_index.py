@@ -425,7 +425,7 @@ def test_words_are_split_again_after_an_update(
 
 
 def test_who_missed_too_much_is_told_so(index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rag_windows_retrievers.index.REMEMBERED", 3)
+    monkeypatch.setattr("rag_windows_retrievers.index_tables.REMEMBERED", 3)
     for number in range(6):
         index.add(Document("Text.", f"d{number}"))
     versions = []

@@ -21,7 +21,7 @@ from rag_windows.errors import InputError
 from rag_windows.integration import chunk_metadata, passage_of
 from rag_windows_retrievers import Encoder, Index, Progress
 from rag_windows_retrievers.in_memory import PROBE, Vectors
-from rag_windows_retrievers.index import Where
+from rag_windows_retrievers.index_ranking import Where
 from rag_windows_retrievers.stale import StaleWindows
 
 if TYPE_CHECKING:

@@ -215,7 +215,7 @@ def test_more_than_anybody_remembers(
     collection = create_app(own, Settings(), index).state.served.answering.collection
     collection.sync()
     own.warm(index.passages)
-    monkeypatch.setattr("rag_windows_retrievers.index.REMEMBERED", 1)
+    monkeypatch.setattr("rag_windows_retrievers.index_tables.REMEMBERED", 1)
     for number in range(4):
         index.add(Document(f"Text {number}.", "one", named=True))
     index.remove("river.md")

@@ -26,7 +26,7 @@ from rag_windows import Passage
 from rag_windows.errors import InputError
 from rag_windows.integration import CHUNK_KEY, NEIGHBOURS, chunk_metadata, passage_of
 from rag_windows_retrievers import HybridRetriever, Index
-from rag_windows_retrievers.index import Where
+from rag_windows_retrievers.index_ranking import Where
 from rag_windows_retrievers.stale import StaleWindows
 
 if TYPE_CHECKING:
