@@ -419,7 +419,9 @@ def test_words_are_split_again_after_an_update(
         assert index.retrieve("bridge") == []
     inside = "rag_windows_retrievers.index"
     monkeypatch.setattr(f"{inside}.VERSION", "2")
-    monkeypatch.setattr(f"{inside}.tokenize", lambda text: [w.rstrip("s.") for w in text.split()])
+    for place in (f"{inside}_tables", f"{inside}_ranking"):
+        split = f"{place}.tokenize"
+        monkeypatch.setattr(split, lambda text: [word.rstrip("s.") for word in text.split()])
     with Index(tmp_path) as index:
         assert [one.id for one in index.retrieve("bridge")] == ["a#1"]
 
