@@ -105,6 +105,14 @@ class ServeOptions:
         bool,
         flag("--warm", "Encode new and changed documents while no question is answered."),
     ] = False
+    retriever: Annotated[
+        str | None,
+        option(
+            "MODULE:NAME",
+            "What finds passages, in place of --docs: a retriever or vector store of LangChain, a "
+            "retriever or index of LlamaIndex, or a function that makes one.",
+        ),
+    ] = None
     log_texts: Annotated[bool, flag("--log-texts", "Write questions and answers to the log.")] = (
         False
     )
@@ -150,9 +158,10 @@ def serve(
         keys = Keys() if server.api_key_file is None else Keys.load(server.api_key_file)
         settings = _settings(search, model, server)
         _check_address(server.host, server.port)
-    if model.model is not None and not search.docs and search.index is None:
-        retriever = None
-    else:
+    retriever: Any = None
+    if server.retriever is not None:
+        retriever = _named(search, model, server.retriever)
+    elif model.model is None or search.docs or search.index is not None:
         retriever = cli.open_corpus(search, model)
     with cli.loaded_model(model) as lm:
         from rag_windows_server import create_app
@@ -163,10 +172,22 @@ def serve(
         logging.getLogger("rag_windows.server").setLevel(logging.INFO)
         follow = _followed(retriever, search)
         app = create_app(lm, settings, retriever, keys=keys, follow=follow)
-        text = f"{'' if retriever is None else f'{len(retriever.passages)} passages, '}{model.name}"
+        held = getattr(retriever, "passages", None)
+        text = f"{'' if held is None else f'{len(held)} passages, '}{model.name}"
         listened = run(app, server.host, server.port, server.grace, lambda at: cli.tell(text + at))
         if not listened:
             raise _unavailable(server.host, server.port)
+
+
+def _named(search: SearchOptions, model: LoadOptions, name: str) -> object:
+    """The retriever of --retriever."""
+    from rag_windows_server.foreign import named_retriever
+
+    if search.docs or search.index is not None:
+        raise InputError("--retriever finds passages by itself. Leave --docs and --index out.")
+    if model.model is None:
+        raise InputError("--retriever needs a model that can answer over its passages: --model.")
+    return named_retriever(name)
 
 
 def _check_address(host: str, port: int) -> None:
@@ -195,6 +216,8 @@ def _serve_fleet(
 ) -> None:
     from rag_windows_server.fleet import run
 
+    if server.retriever is not None:
+        raise InputError("--retriever is for one process. Leave --replicas and --ray out.")
     made = cli.fleet_options(
         search,
         model,
