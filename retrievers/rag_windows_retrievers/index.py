@@ -511,10 +511,12 @@ class Index:
             now = time.time()
             changed: dict[str, None] = {}
             fresh: dict[str, None] = {}
+            touched: set[int] = set()
             for at, one in enumerate(given):
                 name = one.document or str(one.id)
                 old = tables.numbers_of(connection, str(one.id))
                 changed.update(dict.fromkeys(tables.names_of(connection, old)))
+                touched |= tables.documents_of(connection, old)
                 tables.touch(connection, old)
                 tables.drop_passages(connection, old)
                 row = tables.first(
@@ -531,7 +533,7 @@ class Index:
                 if own is not None:
                     made = {} if (vector := own[at]) is None else {tables.digest_of(one): vector}
                 self._insert(connection, number, [one], made, given=True, original=sources[at])
-            tables.drop_empty(connection)
+            tables.drop_empty(connection, touched)
             stale = [one for one in changed if one not in fresh]
             left = [one for one in stale if tables.there(connection, one)]
             tables.note_stale(connection, stale)
@@ -568,9 +570,12 @@ class Index:
         with self._writing() as connection:
             numbers = [n for one in ids for n in tables.numbers_of(connection, one)]
             names = tables.names_of(connection, numbers)
+            documents = tables.documents_of(connection, numbers)
             tables.touch(connection, numbers)
             tables.drop_passages(connection, numbers)
-            tables.drop_empty(connection)
+            emptied = tables.drop_empty(connection, documents)
+            # A file that is read again brings back what it had only where its text has changed.
+            connection.executemany("INSERT OR IGNORE INTO removed VALUES(?, ?)", emptied)
             tables.note_stale(connection, names)
         return Changes(removed=tuple(names))
 

@@ -158,9 +158,9 @@ def make_vectors(connection: apsw.Connection, dimension: int) -> None:
 
 
 def touch(connection: apsw.Connection, numbers: Sequence[int]) -> None:
-    """Note that documents don't hold what they were added with any more."""
+    """Note that documents that were added as text don't hold any more what they were added with."""
     connection.executemany(
-        "UPDATE documents SET sha256 = '' WHERE number = "
+        "UPDATE documents SET sha256 = '' WHERE source IS NULL AND number = "
         "(SELECT document FROM passages WHERE number = ?)",
         [(number,) for number in numbers],
     )
@@ -294,12 +294,25 @@ def count(connection: apsw.Connection, passages: int, words: int) -> None:
         put(connection, name, str(int(setting(connection, name) or 0) + more))
 
 
-def drop_empty(connection: apsw.Connection) -> None:
-    """Remove documents without passages that came from no file."""
-    connection.execute(
-        "DELETE FROM documents WHERE number NOT IN (SELECT document FROM passages) "
-        "AND source IS NULL"
-    )
+def documents_of(connection: apsw.Connection, numbers: Iterable[int]) -> set[int]:
+    """Numbers of the documents that passages belong to."""
+    asked = "SELECT document FROM passages WHERE number = ?"
+    return {one for number in numbers for (one,) in select(connection, asked, (number,))}
+
+
+def drop_empty(connection: apsw.Connection, documents: Iterable[int]) -> list[tuple[str, str]]:
+    """Remove those of some documents that have no passage left; sources and ids of files' ones."""
+    gone: list[tuple[str, str]] = []
+    for number in documents:
+        if first(connection, "SELECT 1 FROM passages WHERE document = ? LIMIT 1", (number,)):
+            continue
+        gone += select(
+            connection,
+            "SELECT source, id FROM documents WHERE number = ? AND source IS NOT NULL",
+            (number,),
+        )
+        connection.execute("DELETE FROM documents WHERE number = ?", (number,))
+    return gone
 
 
 def names_of(connection: apsw.Connection, numbers: Sequence[int]) -> list[str]:

@@ -19,7 +19,6 @@ from rag_windows_retrievers import (
     Reranker,
     Retriever,
     ingest,
-    open_index,
 )
 from rag_windows_retrievers.words import tokenize
 from tests.retrievers.small import WordEncoder, save_cross_encoder
@@ -240,16 +239,3 @@ def test_copies_of_a_file_take_one_place(tmp_path: Path) -> None:
     index = ingest([tmp_path], tmp_path / "index")
     hits = index.retriever.retrieve("bridge", 8)
     assert [hit.title for hit in hits] == ["Halden", "Sulava"]
-
-
-def test_an_index_holds_no_words_so_that_one_of_any_version_is_split_as_now(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "a.txt").write_text("เขาเกิดที่เชียงใหม่ Sul\u00adava\n", encoding="utf-8")
-    with monkeypatch.context() as older:
-        older.setattr("rag_windows_retrievers.indexes.tokenize", str.split)
-        older_index = ingest([tmp_path / "a.txt"], tmp_path / "index")
-        assert older_index.retriever.retrieve("Sulava") == []
-    index = open_index(tmp_path / "index")
-    for query in ("Sulava", "เชียงใหม่"):
-        assert len(index.retriever.retrieve(query)) == 1

@@ -27,9 +27,9 @@ def told(run: Run, *args: str | Path) -> Any:
 
 
 def test_what_was_encoded_and_what_was_cached_are_told_apart(
-    run: Run, model: str, tmp_path: Path
+    run: Run, model: str, docs: Path, tmp_path: Path
 ) -> None:
-    where = ("--docs", "docs", "--model", model, "--cache-dir", tmp_path, "--max-new-tokens", "2")
+    where = ("--docs", docs, "--model", model, "--cache-dir", tmp_path, "--max-new-tokens", "2")
     lines = [
         run("ask", question, *where, *more).stdout.splitlines()[-1]
         for question in (QUESTION, QUESTION)
