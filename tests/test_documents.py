@@ -27,8 +27,9 @@ from markdown_it import MarkdownIt
 from packaging.requirements import Requirement
 from typer.main import get_command
 
+from rag_windows.cli.commands import app
 from rag_windows.samples import samples_path
-from tests.blackbox.conftest import COMMAND, invoke
+from tests.blackbox.conftest import invoke
 from tests.test_repository import ROOT
 
 REPOSITORY = "https://github.com/rag-windows/rag-windows"
@@ -303,7 +304,7 @@ def _serving(arguments: Sequence[str]) -> Iterator[None]:
 
 def _check_arguments(arguments: Sequence[str], told: str) -> None:
     """Fail unless the command and its options exist."""
-    command, words = get_command(COMMAND), list(arguments)
+    command, words = get_command(app), list(arguments)
     # Groups such as `eval` have commands of their own.
     while words and (inner := getattr(command, "commands", {}).get(words[0])):
         command, words = inner, words[1:]
@@ -455,7 +456,7 @@ def test_the_page_of_the_command_line_has_every_command_once() -> None:
 
     page = (ROOT / "docs" / "command_line.md").read_text(encoding="utf-8")
     marks = re.findall(r"^<!-- options: (.+) -->$", page, flags=re.MULTILINE)
-    assert sorted(f" {mark}" for mark in marks) == sorted(named("", get_command(COMMAND)))
+    assert sorted(f" {mark}" for mark in marks) == sorted(named("", get_command(app)))
 
 
 def headings(page: Path) -> set[str]:

