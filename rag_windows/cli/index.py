@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
@@ -178,12 +179,21 @@ def remove(
 
 def _resolved(index: Index, name: str) -> list[str]:
     """The ids and labels that a name stands for: its own, or those of the files below a path."""
+    if not name.strip():
+        raise InputError("The name is empty. Name a document, a file or a folder.")
     listed = index.documents()
     known = {*index.sources(), *(one.id for one in listed), *(one.source for one in listed)}
     # What was removed before may be removed again, as where something was left.
+    found = index.sources(below=name)
+    if name in known and os.path.lexists(name) and found != [name]:
+        here = ", ".join(found[:3]) or "not in the index"
+        raise InputError(
+            f"{name!r} names a document of the index, and also a file here, which is {here}. Name "
+            "the one that is meant, or run the command in another folder."
+        )
     if name in known or name in (index.stale_since(0)[1] or ()):
         return [name]
-    if found := index.sources(below=name):
+    if found:
         return found
     raise InputError(
         f"The index {index.folder} holds no document, file or folder {name!r}. Take a name from "

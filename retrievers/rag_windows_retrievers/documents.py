@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePath, PurePosixPath
 from typing import Any
 
@@ -346,6 +346,8 @@ def documents_of(data: bytes, name: str, path: PurePath | None = None) -> list[D
         for one in _documents(data, name, PurePath(name) if path is None else path):
             if isinstance(one, Document) and not one.text.strip():
                 found.append(Skipped(one.id, "no text"))
+            elif isinstance(one, Document) and one.title is not None:
+                found.append(replace(one, title=_encodable(one.title)))
             else:
                 found.append(one)
     except UnicodeDecodeError as error:

@@ -333,15 +333,17 @@ class Index:
     ) -> list[IndexedDocument]:
         """The documents, or those of one id or file, in the order in which they came.
 
-        At most `limit` of them, those behind the document `after`; none if it is not there.
+        At most `limit` of them, those behind the document `after`; none if it is not there. Page by
+        page, of several documents of one id only the last that came is listed.
         """
         with self.reading() as connection:
             rows = connection.execute(
                 "SELECT d.id, d.source, d.title, d.sha256, d.added, count(p.number), "
                 "coalesce(sum(length(CAST(p.text AS BLOB))), 0) "
                 "FROM documents d LEFT JOIN passages p ON p.document = d.number "
-                "WHERE (?1 IS NULL OR d.id = ?1) AND (?2 IS NULL OR d.number > "
-                "(SELECT max(number) FROM documents WHERE id = ?2)) AND (?4 IS NULL OR "
+                "WHERE (?1 IS NULL OR d.id = ?1) AND (?2 IS NULL AND ?3 < 0 OR d.number = "
+                "(SELECT max(number) FROM documents WHERE id = d.id)) AND (?2 IS NULL OR "
+                "d.number > (SELECT max(number) FROM documents WHERE id = ?2)) AND (?4 IS NULL OR "
                 "d.source = ?4) GROUP BY d.number ORDER BY d.number LIMIT ?3",
                 (id, after, -1 if limit is None else limit, source),
             )
@@ -410,7 +412,7 @@ class Index:
                 "(SELECT source FROM removed WHERE id = ?) ORDER BY root",
                 (_WHOLE,),
             )
-            return [root for (root,) in rows]
+            return [os.fsdecode(root) for (root,) in rows]
 
     def sources(self, below: str | Path | None = None) -> list[str]:
         """Labels of the files that `follow` has found, also of those that were removed since.
@@ -418,10 +420,12 @@ class Index:
         Args:
             below: a file, a folder or a URL; None for all files.
         """
+        if below is not None and not os.fsdecode(below).strip():
+            raise InputError("below must be the path of a file or folder, not an empty one.")
         at = None if below is None else _absolute(os.fsdecode(below)).rstrip("/")
         with self.reading() as connection:
             rows = tables.select(connection, "SELECT source, path FROM files ORDER BY source")
-            return [source for source, path in rows if at is None or _below(path, at)]
+            return [one for one, path in rows if at is None or _below(os.fsdecode(path), at)]
 
     @property
     def model_name(self) -> str | None:
@@ -650,14 +654,16 @@ class Index:
         gone = [
             source
             for source, (root_of, *_, path) in known.items()
-            if source not in present and (root_of in names or _is_gone(path, names))
+            if source not in present
+            and (os.fsdecode(root_of) in names or _is_gone(os.fsdecode(path), names))
         ]
         if gone:
             changes = changes.and_then(self._forget(gone))
         for start in range(0, len(todo), TOGETHER):
             if progress is not None:
                 progress(start, len(todo))
-            changes = changes.and_then(self._take(todo[start : start + TOGETHER], out, strict))
+            some = todo[start : start + TOGETHER]
+            changes = changes.and_then(self._take(some, out, removed, strict))
         if progress is not None:
             progress(len(todo), len(todo))
         return changes
@@ -973,13 +979,18 @@ class Index:
             unchanged = 0
             for entry in entries:
                 rows = tables.select(
-                    connection, "SELECT number, sha256 FROM documents WHERE id = ?", (entry.id,)
+                    connection,
+                    "SELECT number, sha256, source FROM documents WHERE id = ?",
+                    (entry.id,),
                 )
-                if [sha256 for _, sha256 in rows] == [entry.sha256]:
+                if [sha256 for _, sha256, _ in rows] == [entry.sha256]:
                     unchanged += 1
                     continue
                 (replaced if rows else added).append(entry.id)
-                tables.drop_documents(connection, [number for number, _ in rows])
+                tables.drop_documents(connection, [number for number, *_ in rows])
+                # A file that had it has it no more, also when this one is removed again.
+                taken = [(source, entry.id) for *_, source in rows if source is not None]
+                connection.executemany("INSERT OR IGNORE INTO removed VALUES(?, ?)", taken)
                 self._write(connection, entry, vectors)
             tables.note_stale(connection, replaced)
         return Changes(tuple(added), tuple(replaced), unchanged=unchanged)
@@ -998,9 +1009,13 @@ class Index:
         self,
         files: Sequence[tuple[DocumentFile, str]],
         out: Mapping[str, Collection[str]],
+        removed: Mapping[str, Collection[str]],
         strict: bool,
     ) -> Changes:
-        """Read some files and write their documents in one transaction."""
+        """Read some files and write their documents in one transaction.
+
+        ``out`` are documents that stay out, of those that were ``removed`` before.
+        """
         read = []
         # Before their bytes: what is written meanwhile is another time, and read again.
         states = [(_stat(file), time.time_ns()) for file, _ in files]
@@ -1023,16 +1038,22 @@ class Index:
         vectors = self._embedded([one for each in entries for one in each.passages])
         changes = Changes()
         with self._writing() as connection:
+            now_removed = _removed(connection)
             for file, root, status, made, skipped in read:
+                # What was removed while its file was read stays out.
+                late = now_removed.get(file.label, set()) - {*removed.get(file.label, ())}
+                if _WHOLE in late:
+                    continue
+                made = [one for one in made if one.id not in late]
                 changes = changes.and_then(self._replace(connection, file.label, made, vectors))
                 changes = changes.and_then(Changes(skipped=tuple(skipped)))
                 notes = tables.as_json([_as_dict(one) for one in skipped])
                 connection.execute(
                     "INSERT OR REPLACE INTO files(source, root, path, size, modified, skipped) "
                     "VALUES(?, ?, ?, ?, ?, ?)",
-                    (file.label, root, file.path, *status, notes),
+                    (file.label, _stored(root), _stored(file.path), *status, notes),
                 )
-                if not out.get(file.label):
+                if not out.get(file.label) and not late:
                     connection.execute("DELETE FROM removed WHERE source = ?", (file.label,))
             tables.note_stale(connection, changes.stale)
         return changes
@@ -1169,6 +1190,11 @@ def _as_dict(one: Skipped) -> dict[str, Any]:
 
 def _absolute(name: str) -> str:
     return name if "://" in name else os.path.abspath(os.path.expanduser(name))
+
+
+def _stored(path: str) -> str | bytes:
+    """A path as SQLite takes it: one that is no text, as its bytes."""
+    return os.fsencode(path) if tables.HALF.search(path) else path
 
 
 def _below(path: str, folder: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import resource
@@ -495,3 +496,59 @@ def test_a_bar_shows_only_on_a_terminal(
     with progress_bar("Embedding") as progress:
         DenseRetriever(CORPUS, WordEncoder(), progress=progress)
     assert ("5/5" in capsys.readouterr().err) == terminal
+
+
+def test_a_file_name_that_is_no_text_stops_nobody(docs: Path, index: Index) -> None:
+    Path(os.fsdecode(os.fsencode(docs) + b"/\xff.txt")).write_text("The ferry leaves at nine.")
+    assert "docs/\ufffd.txt" in index.follow(docs).added
+    assert index.retrieve("ferry")[0].title == "\ufffd"
+    assert index.retrieve("bridge")
+
+
+@pytest.mark.parametrize("name", ["docs/halden.md", "z", "docs/rows.jsonl"])
+def test_what_is_removed_while_it_is_read_stays_out(docs: Path, tmp_path: Path, name: str) -> None:
+    class Slow(WordEncoder):
+        def embed(
+            self, texts: Sequence[str], *, query: bool, progress: Progress | None = None
+        ) -> NDArray[np.float32]:
+            if not query and any("bridge" in one for one in texts):
+                other.remove(name)
+            return super().embed(texts, query=query, progress=progress)
+
+    other = Index(tmp_path / "index", root=tmp_path)
+    other.follow(docs)
+    known = {one.id for one in other.documents() if name in (one.id, one.source)}
+    for path in docs.iterdir():
+        if path.suffix in (".md", ".jsonl"):
+            path.write_text(path.read_text().replace("has", "have").replace("1931", "1932"))
+    index = Index(tmp_path / "index", Slow(), root=tmp_path)
+    other.remove("nothing")
+    index.follow(docs)
+    for again in (False, False):
+        index.follow(docs, again=again)
+        assert not known & {*ids(index)}
+    assert known <= {*index.follow(docs, again=True).added}
+
+
+def test_a_sent_document_takes_the_place_of_a_file_s_for_good(docs: Path, index: Index) -> None:
+    index.follow(docs)
+    assert index.add(Document("Zürich has trams.", "z", named=True)).replaced == ("z",)
+    write(docs / "rows.jsonl", '{"id": "z", "text": "Old."}\n{"id": "y", "text": "New."}\n')
+    assert index.follow(docs).added == ("y",)
+    assert "trams" in index.passages_of(["z"])[0].text
+    index.remove("z")
+    write(docs / "rows.jsonl", '{"id": "z", "text": "Older."}\n{"id": "y", "text": "Newer."}\n')
+    index.follow(docs)
+    assert "z" not in ids(index)
+
+
+def test_pages_hold_every_id(index: Index, docs: Path) -> None:
+    rows = [{"id": one, "text": f"Text of {one}, row {at}."} for at, one in enumerate("ABCA")]
+    write(docs / "rows.jsonl", "\n".join(map(json.dumps, rows)))
+    index.follow(docs)
+    listed: list[str] = []
+    while found := index.documents(after=listed[-1] if listed else None, limit=1):
+        listed += [one.id for one in found]
+    assert sorted(listed) == ["A", "B", "C", "docs/halden.md", "docs/notes.txt"]
+    with pytest.raises(InputError, match="not an empty one"):
+        index.sources(below=" ")

@@ -133,7 +133,7 @@ class Follower:
             try:
                 changes = self._index.follow(self._paths, missing=True)
                 last = ""
-            except (RagWindowsError, OSError) as error:
+            except Exception as error:  # noqa: BLE001 - whatever a file does, the others are followed
                 if (text := one_line(str(error))) != last:
                     _log.warning("The documents can't be followed now: %s", text)
                 last = text

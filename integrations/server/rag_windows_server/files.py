@@ -60,7 +60,7 @@ def file_name(id: str) -> str:
     packed = id.removeprefix(_BEGIN)
     try:
         name = base64.b64decode(packed + "=" * (-len(packed) % 4), b"-_", validate=True)
-        found = name.decode("utf-8", "surrogatepass")
+        found = name.decode("utf-8")
     except (binascii.Error, ValueError):
         return id
     return found if file_id(found) == id else id

@@ -333,3 +333,17 @@ def test_what_needs_no_index_loads_no_database(python: Process, args: list[str])
         "    assert not {'apsw', 'sqlite_vec'} & set(sys.modules)\n    print('light')"
     )
     assert done.stdout.endswith("light\n"), done.stderr
+
+
+def test_a_name_that_could_mean_two_files_is_refused(
+    run: Run, indexed: Indexed, docs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    indexed("add", "docs")
+    place = str(Path("collection").absolute())
+    assert "The name is empty" in refused(run, "index", "remove", "", "--index", place)
+    elsewhere = docs.parent / "elsewhere"
+    (elsewhere / "docs").mkdir(parents=True)
+    (elsewhere / "docs" / "olsen.txt").write_text("Another Olsen.")
+    monkeypatch.chdir(elsewhere)
+    said = refused(run, "index", "remove", "docs/olsen.txt", "--index", place)
+    assert "names a document of the index, and also a file here, which is not in the index" in said

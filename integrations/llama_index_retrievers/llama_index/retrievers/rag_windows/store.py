@@ -250,7 +250,7 @@ class RagWindowsVectorStore(BasePydanticVectorStore):
     # The same without blocking the event loop.
 
     async def async_add(self, nodes: Sequence[BaseNode], **kwargs: Any) -> list[str]:
-        """See `add`."""
+        """See ``add``."""
         return await asyncio.to_thread(self.add, nodes, **kwargs)
 
     async def adelete(self, ref_doc_id: str, **delete_kwargs: Any) -> None:
@@ -263,21 +263,21 @@ class RagWindowsVectorStore(BasePydanticVectorStore):
         filters: MetadataFilters | None = None,
         **delete_kwargs: Any,
     ) -> None:
-        """See `delete_nodes`."""
+        """See ``delete_nodes``."""
         await asyncio.to_thread(self.delete_nodes, node_ids, filters, **delete_kwargs)
 
     async def aclear(self) -> None:
-        """See `clear`."""
+        """See ``clear``."""
         await asyncio.to_thread(self.clear)
 
     async def aget_nodes(
         self, node_ids: list[str] | None = None, filters: MetadataFilters | None = None
     ) -> list[BaseNode]:
-        """See `get_nodes`."""
+        """See ``get_nodes``."""
         return await asyncio.to_thread(self.get_nodes, node_ids, filters)
 
     async def aquery(self, query: VectorStoreQuery, **kwargs: Any) -> VectorStoreQueryResult:
-        """See `query`."""
+        """See ``query``."""
         return await asyncio.to_thread(self.query, query, **kwargs)
 
 
