@@ -658,3 +658,9 @@ async def test_the_lifespan_follows(own: WindowedLM, index: Index, docs: Path) -
     after = [one.name for one in threading.enumerate()]
     for name in ("rag-windows-follow", "rag-windows-index", "rag-windows-warm"):
         assert after.count(name) == names.count(name) - 1
+
+
+async def test_an_id_that_spells_half_a_character_is_unknown(own: WindowedLM, index: Index) -> None:
+    async with asking(create_app(own, Settings(), index)) as client:
+        for path in ("files/file-7aCA", "files/file-7aCA/content", "documents/%ED%A0%80"):
+            assert (await client.get(f"/v1/{path}")).status_code == 404, path
