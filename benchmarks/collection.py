@@ -26,7 +26,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -181,7 +181,7 @@ class Collection:
         return "documents deleted"
 
 
-async def _until_done(call, missing: bool = False) -> None:  # type: ignore[no-untyped-def]
+async def _until_done(call: Callable[[], Awaitable[httpx.Response]], missing: bool = False) -> None:
     """Make a request until the server has answered it; a deleted document may be gone already."""
     until = time.monotonic() + LONG_S
     while time.monotonic() < until:

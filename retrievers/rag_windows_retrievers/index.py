@@ -15,7 +15,7 @@ import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from queue import Empty, LifoQueue
 from typing import TYPE_CHECKING, Any
@@ -152,14 +152,13 @@ class Changes:
 
 @dataclass(slots=True)
 class _Entry:
-    """A document as it is written: its passages and their vectors."""
+    """A document as it is written."""
 
     id: str
     source: str | None
     title: str | None
     sha256: str
     passages: Sequence[Passage]
-    vectors: dict[bytes, Vectors] = field(default_factory=dict)
 
 
 class Index:
@@ -564,7 +563,7 @@ class Index:
                 if tables.first(connection, "SELECT 1 FROM files WHERE source = ?", (name,)):
                     out.append((name, _WHOLE))
                     connection.execute("UPDATE files SET skipped = '[]' WHERE source = ?", (name,))
-                connection.executemany("INSERT OR IGNORE INTO removed VALUES(?, ?)", out)
+                tables.keep_out(connection, out)
             removed = tuple(dict.fromkeys(gone))
             tables.note_stale(connection, removed)
         return Changes(removed=removed)
@@ -579,7 +578,7 @@ class Index:
             tables.drop_passages(connection, numbers)
             emptied = tables.drop_empty(connection, documents)
             # A file that is read again brings back what it had only where its text has changed.
-            connection.executemany("INSERT OR IGNORE INTO removed VALUES(?, ?)", emptied)
+            tables.keep_out(connection, emptied)
             tables.note_stale(connection, names)
         return Changes(removed=tuple(names))
 
@@ -990,7 +989,7 @@ class Index:
                 tables.drop_documents(connection, [number for number, *_ in rows])
                 # A file that had it has it no more, also when this one is removed again.
                 taken = [(source, entry.id) for *_, source in rows if source is not None]
-                connection.executemany("INSERT OR IGNORE INTO removed VALUES(?, ?)", taken)
+                tables.keep_out(connection, taken)
                 self._write(connection, entry, vectors)
             tables.note_stale(connection, replaced)
         return Changes(tuple(added), tuple(replaced), unchanged=unchanged)

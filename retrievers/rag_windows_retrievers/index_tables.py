@@ -330,6 +330,18 @@ def names_of(connection: apsw.Connection, numbers: Sequence[int]) -> list[str]:
     return list(found)
 
 
+def keep_out(connection: apsw.Connection, documents: Iterable[tuple[str, str]]) -> None:
+    """Remember documents, by file and id, that stay out when a followed file is read again.
+
+    What was sent under a file's name is no followed file: one that comes later is another.
+    """
+    connection.executemany(
+        "INSERT OR IGNORE INTO removed SELECT ?1, ?2 "
+        "WHERE EXISTS (SELECT 1 FROM files WHERE source = ?1)",
+        documents,
+    )
+
+
 def note_stale(connection: apsw.Connection, ids: Sequence[str]) -> None:
     """Let other processes learn which documents' windows they may not read any more."""
     version = int(setting(connection, "version") or 0) + 1

@@ -542,6 +542,13 @@ def test_a_sent_document_takes_the_place_of_a_file_s_for_good(docs: Path, index:
     assert "z" not in ids(index)
 
 
+def test_a_file_that_comes_after_a_sent_one_of_its_name_is_taken(docs: Path, index: Index) -> None:
+    index.add(Document("Sent.", "docs/late.txt"), source="docs/late.txt")
+    index.remove("docs/late.txt")
+    write(docs / "late.txt", "Late.")
+    assert "docs/late.txt" in index.follow(docs).added
+
+
 def test_pages_hold_every_id(index: Index, docs: Path) -> None:
     rows = [{"id": one, "text": f"Text of {one}, row {at}."} for at, one in enumerate("ABCA")]
     write(docs / "rows.jsonl", "\n".join(map(json.dumps, rows)))
