@@ -78,6 +78,7 @@ def add(
     from rag_windows_retrievers import Index
     from rag_windows_retrievers.documents import no_text
 
+    options.quieten_readers()
     folder = _folder(index, cache_dir)
     if index is None:
         make_private(folder)

@@ -830,7 +830,11 @@ def check_documents(search: SearchOptions, model: str | None) -> None:
             "same, give --model tiny-reader."
         )
         raise unnamed
-    # They warn of oddities inside files that they read all the same.
+    quieten_readers()
+
+
+def quieten_readers() -> None:
+    """Let readers of files not warn of oddities inside what they read all the same."""
     logging.getLogger("pypdf").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", module=r"openpyxl\.")
 
