@@ -451,6 +451,26 @@ def test_a_gguf_file_is_loaded_by_its_option_or_its_path(
         assert lm.generate("How deep?", PASSAGES, max_new_tokens=3).token_ids
 
 
+def test_the_header_of_a_gguf_file_is_parsed_once(
+    gguf_folder: Path, small_lm: WindowedLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parsed: list[Path] = []
+    usual, parse = gguf.GGUFReader, gguf.GGUFReader.__init__
+
+    def counting(self: Any, path: Any, *rest: Any) -> None:
+        parsed.append(Path(path))
+        parse(self, path, *rest)
+
+    monkeypatch.setattr(gguf.GGUFReader, "__init__", counting)
+    with ThreadPoolExecutor(2) as pool:
+        loaded = [*pool.map(WindowedLM.from_pretrained, [gguf_folder / "small.gguf"] * 2)]
+    # Not again for another load: the file may have changed since.
+    assert parsed == [gguf_folder / "small.gguf"] * 2
+    assert gguf.GGUFReader is usual
+    for lm in loaded:
+        assert torch.allclose(logits(lm), logits(small_lm), atol=1e-3)
+
+
 @pytest.mark.parametrize("way", ["langchain", "llama-index"])
 def test_adapters_and_gguf_files_load_in_the_frameworks(
     way: str, gguf_folder: Path, adapter: Path, run: Run
