@@ -4,22 +4,35 @@ from __future__ import annotations
 
 import hashlib
 import re
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from itertools import accumulate
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, cast, runtime_checkable
 
 from rag_windows.cache.keys import fields as joined
-from rag_windows.errors import InputError, LimitError
-from rag_windows.guard import FallbackOption, Guard
-from rag_windows.methods import Method, QueryLikelihood
+from rag_windows.engine import Engine
+from rag_windows.errors import InputError, LimitError, report_stop_iteration
+from rag_windows.guard import FallbackOption, Guard, few_short_passages, guard_of
+from rag_windows.methods import Auto, Method, QueryLikelihood, Sequential, linked
 from rag_windows.methods.linked import Choose, LinkTokens
-from rag_windows.passage import DOCUMENT_KEYS, Note, Passage
-from rag_windows.prefill import OnEncoded, Source, ToEncode
-from rag_windows.prompt.builder import PromptParts
+from rag_windows.passage import DOCUMENT_KEYS, Note, Passage, WindowTokens, refuse_single
+from rag_windows.prefill import (
+    EncodedContext,
+    OnEncoded,
+    Prefill,
+    Source,
+    ToEncode,
+    WindowEncoder,
+    complete,
+    prefill_context,
+)
+from rag_windows.prompt.answer_form import FORMS, with_form
+from rag_windows.prompt.builder import Prompt, PromptParts
 from rag_windows.prompt.conversation import Conversation
+from rag_windows.prompt.detokenize import Detokenizer
 from rag_windows.prompt.reasoning import ReasoningFormat
-from rag_windows.sampling import LogprobRecorder, whole_number
+from rag_windows.sampling import LogprobRecorder, check_counts, recorder_of, whole_number
 from rag_windows.steps.recompute import check_passes
 from rag_windows.steps.removal import refusal
 
@@ -125,13 +138,15 @@ class Request:
     """A `BatchRequest`, checked and tokenized.
 
     Attributes:
-        options: for transformers' generate.
+        engine: what answers it.
+        options: for transformers' generate, ``max_new_tokens`` among them.
         started: ``time.perf_counter()`` at the call.
         ordinary: with a guard, the request with passages read one after the other, or why not.
         reasoning: how its answers divide into reasoning and text; None where all is text.
         removals: which passages are left out afterwards; None for none.
     """
 
+    engine: Engine
     parts: PromptParts
     passages: tuple[Passage, ...]
     method: Method
@@ -147,6 +162,101 @@ class Request:
     ordinary: Request | LimitError | None = None
     reasoning: ReasoningFormat | None = None
     removals: Removals | None = None
+
+    @classmethod
+    def of(
+        cls,
+        engine: Engine,
+        asked: BatchRequest | Mapping[str, Any],
+        *,
+        prompt: Prompt | None = None,
+        max_window_tokens: int | None = None,
+    ) -> Request:
+        """Check and tokenize a question; a book chooses its passages, and its engine, first.
+
+        Args:
+            engine: that is asked.
+            asked: the arguments of `WindowedLM.generate`.
+            prompt: instead of the engine's own.
+            max_window_tokens: instead of the engine's own.
+
+        Raises:
+            InputError, PromptError, LimitError: saying what to do.
+        """
+        started, asked = time.perf_counter(), BatchRequest.of(asked)
+        if isinstance(asked.passages, Book):
+            engine, asked = asked.passages.chosen(engine.model, asked)
+        refuse_single(asked.passages)
+        passages = tuple(Passage.of(one) for one in cast("Sequence[PassageLike]", asked.passages))
+        tokens = asked.max_new_tokens
+        if tokens is None:
+            tokens = getattr(asked.options.get("generation_config"), "max_new_tokens", None)
+        tokens = whole_number("max_new_tokens", DEFAULT_NEW_TOKENS if tokens is None else tokens)
+        stop, seed = stop_strings(asked.stop), seed_of(asked.seed)
+        removals = Removals.of(asked.citations)
+        prompt, reasoning = prompt or engine.text.prompt, engine.text.reasoning
+        held = any(asked.options.get(form) is not None for form in FORMS)
+
+        def read_by(method: Method) -> Request:
+            # One after the other, passages need no windows to be cut into.
+            longest = None if in_order(method) else max_window_tokens or engine.max_window_tokens
+            parts = prompt.build(
+                asked.query,
+                passages,
+                prefix=asked.prefix,
+                max_window_tokens=longest,
+                neighbours=method.neighbours,
+            )
+            form = reasoning and reasoning.after(parts.answer_start)
+            # A model that has not begun to think has no time for it where its answer has a form.
+            if held and form is not None and not form.parts().thought:
+                form = None
+            options = _options(engine, asked.options, form)
+            recorder = recorder_of(options)
+            limit = engine.position_limit if parts.windows else engine.prompt_limit
+            check_limits(parts, passages, method, tokens, limit)
+            return cls(
+                engine=engine,
+                parts=parts,
+                passages=passages,
+                method=method,
+                max_new_tokens=tokens,
+                stop=stop,
+                citations=bool(asked.citations),
+                removals=removals,
+                seed=seed,
+                options={**options, "max_new_tokens": tokens},
+                on_encoded=asked.on_encoded,
+                started=started,
+                logprobs=recorder,
+                reasoning=form,
+            )
+
+        method = linked(engine.method_of(asked.method), asked.link_tokens, asked.link_choose)
+        check_removals(removals, method)
+        try:
+            request = read_by(method)
+        except LimitError:
+            if not isinstance(method, Auto):
+                raise
+            method = method.apart()
+            request = read_by(method)
+        windows = request.parts.windows
+        if isinstance(method, Auto) and windows:
+            request = request.noted(_seen(windows, method))
+        guard = guard_of(asked.fallback)
+        if guard is None or not windows or not method.windowed:
+            return request
+        if guard.spread is None and few_short_passages(guard, windows) is None:
+            return request
+        ordinary: Request | LimitError
+        try:
+            ordinary = read_by(Sequential())
+        except LimitError as error:
+            ordinary = error
+        if removals is not None and isinstance(ordinary, Request):
+            ordinary = replace(ordinary, removals=None).noted(_NOT_REMOVED)
+        return replace(request, guard=guard, ordinary=ordinary)
 
     def noted(self, message: str) -> Request:
         """The same with one more note, about the method."""
@@ -164,6 +274,89 @@ class Request:
             )
             for window in self.parts.windows
         ]
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of prefix, windows and query."""
+        parts = self.parts
+        texts = (parts.prefix_ids, parts.query_ids, *(window.ids for window in parts.windows))
+        return sum(map(len, texts))
+
+    @property
+    def detokenizer(self) -> Detokenizer:
+        """Turns the tokens of an answer into text."""
+        return (self.engine.text if self.reasoning is None else self.reasoning).detokenizer
+
+    def divided(self, ids: Sequence[int]) -> tuple[str, str, str]:
+        """What the tokens of an answer spell: all of it, the reasoning, what is for the user."""
+        form, written = self.reasoning, self.detokenizer.text(ids)
+        return (written, "", written) if form is None else (written, *form.split(written))
+
+    def prefill(self, encoder: WindowEncoder | None = None) -> Prefill[EncodedContext]:
+        """Encode what queries of it read, pass by pass; a passage is one citation group."""
+        windows, on_encoded = self.parts.windows, self.on_encoded
+        return prefill_context(
+            self.engine.encoder if encoder is None else encoder,
+            self.parts.prefix_ids,
+            [window.ids for window in windows],
+            self.method,
+            groups=[window.passage for window in windows],
+            on_encoded=None if on_encoded is None else report_stop_iteration(on_encoded),
+            sources=self.sources,
+            scores=[self.passages[window.passage].score for window in windows],
+            chunks=[window.before for window in windows],
+        )
+
+    def encode(self, encoder: WindowEncoder | None = None) -> EncodedContext:
+        """`prefill`, at once."""
+        return complete(self.prefill(encoder))
+
+    def prefill_for_query(self, encoder: WindowEncoder | None = None) -> Prefill[EncodedContext]:
+        """`prefill`, and what of the method waits for its own query."""
+        context = yield from self.prefill(encoder)
+        if context.waits:
+            yield 0.0
+        parts = self.parts
+        return self.engine.decoder.for_query(context, parts.query_ids, parts.question)
+
+
+def _options(
+    engine: Engine, given: Mapping[str, Any], reasoning: ReasoningFormat | None
+) -> dict[str, Any]:
+    """For transformers' generate; new each time: a form notes where its answer stands."""
+    options = dict(given)
+    if "stop_strings" in options:
+        options.setdefault("tokenizer", engine.tokenizer)
+    ends = engine.decoder.end_tokens(options)
+    options = with_form(options, engine.tokenizer, engine.decoder.vocabulary, ends, reasoning)
+    check_counts(options)
+    return options
+
+
+_NOT_REMOVED = (
+    "One prompt holds all passages, of which none can be left out without encoding the others "
+    "again: the citations are shares of the attention."
+)
+
+
+def _seen(windows: Sequence[WindowTokens], method: Auto) -> str:
+    """What `Auto` makes of a request's windows, in words."""
+    passages, chunks = len({one.passage for one in windows}), sum(bool(w.before) for w in windows)
+    every = "the only passage is" if passages == 1 else f"all {passages} passages are"
+    chosen, read = method.selection, f"{every} read by {method.reader.name}"
+    if isinstance(chosen, QueryLikelihood):
+        few = passages <= chosen.retrieve
+        best = "the one that makes the question likeliest is"
+        if chosen.retrieve > 1:
+            best = f"the {chosen.retrieve} that make the question likeliest are"
+        how = "side by side" if chosen.reader.windowed else "in one prompt"
+        if chunks and not chosen.reader.windowed:
+            how += ", or side by side where one of them saw the chunks before it"
+        which = every if few else f"of {passages} passages, {best}"
+        read = f"{which} read {how}"
+    if chunks:
+        read += f"; {chunks} of {len(windows)} windows saw the chunks before them when encoded"
+    return f"auto: {read}."
 
 
 def check_removals(removals: Removals | None, method: Method) -> None:

@@ -37,7 +37,7 @@ from rag_windows.methods.registry import numbers_of, spelled, with_parameters
 from rag_windows.passage import Passage
 from rag_windows.prefill import EncodedContext
 from rag_windows.prompt.conversation import Conversation
-from rag_windows.request import Messages, PassageLike, Request, check_limits
+from rag_windows.request import BatchRequest, Messages, PassageLike, Request, check_limits
 from rag_windows.sampling import FirstToken
 from rag_windows.visible_text import strict_json
 
@@ -342,12 +342,12 @@ class _Measuring:
         ready, left_out = [], []
         numbered = list(enumerate(examples, start=1))
         for number, example in self._counted("Reading the examples", numbered):
-            ask = partial(engine.request, example.query, example.passages, prefix=prefix)
+            asked = BatchRequest(example.query, example.passages, prefix, max_new_tokens=count)
             try:
-                request = ask(method=reader, max_new_tokens=count)
+                request = Request.of(engine, dataclasses.replace(asked, method=reader))
                 if not request.parts.windows:
                     raise InputError("it has no passages.")
-                read = ask(method="sequential", max_new_tokens=count)
+                read = Request.of(engine, dataclasses.replace(asked, method="sequential"))
                 for one in settings:
                     limit, parts = engine.position_limit, request.parts
                     check_limits(parts, request.passages, one, count, limit)
@@ -420,7 +420,7 @@ class _Measuring:
         total = rows[range(len(text)), list(text)].sum()
         if self.ends:
             total = total + rows[-1, self.ends].logsumexp(dim=-1)
-        *_, shown = self.engine.divided(ready.request, said)
+        *_, shown = ready.request.divided(said)
         metric = self.metric or contains
         met = max(float(metric(shown.strip(), one)) for one in ready.example.answers)
         figure: Figure = "contains" if self.metric is None else "metric"
@@ -428,7 +428,7 @@ class _Measuring:
 
     def _in_order(self, request: Request) -> EncodedContext:
         """Not cached: nothing else would read this order of passages."""
-        return self.engine.encode(request, encoder=self.engine.plain_encoder)
+        return request.encode(self.engine.plain_encoder)
 
     def _context(
         self, number: int, ready: _Ready, method: Method
@@ -440,8 +440,7 @@ class _Measuring:
         if context is None:
             begun = time.perf_counter()
             if method.windowed:
-                asked = dataclasses.replace(ready.request, method=method)
-                context = self.engine.encode(asked)
+                context = dataclasses.replace(ready.request, method=method).encode()
             else:
                 context = self._in_order(dataclasses.replace(ready.in_order, method=method))
             if not context.cached_tokens:

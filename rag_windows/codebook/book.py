@@ -25,7 +25,7 @@ from rag_windows.methods import Codebook, Method, chain, resolve
 from rag_windows.methods.codebook import page_owners
 from rag_windows.passage import Note, Passage, refuse_single
 from rag_windows.prefill import Source, ToEncode, complete
-from rag_windows.request import BatchRequest, Messages, PassageLike
+from rag_windows.request import BatchRequest, Messages, PassageLike, Request
 from rag_windows.sampling import whole_number
 from rag_windows.steps.selection import encode_query
 from rag_windows.threads import Lock
@@ -156,7 +156,8 @@ class PassageBook:
         self.prefix = prefix
         self._encoder: CachedEncoder = engine.encoder
         self._question: Messages = "?" if conversation is None else conversation
-        request = engine.request(self._question, [Passage("?")], prefix=prefix, method=method)
+        asked = BatchRequest(self._question, [Passage("?")], prefix, method)
+        request = Request.of(engine, asked)
         self._prefix_ids = request.parts.prefix_ids
         self._made_for = self._identity()
         self._index = None if path is None else CodebookIndex(path, wait_s)
@@ -446,7 +447,8 @@ class PassageBook:
         if not passages:
             return [], ()
         engine: Engine = self.lm.engine
-        request = engine.request(self._question, passages, prefix=self.prefix, method=self.method)
+        asked = BatchRequest(self._question, passages, self.prefix, self.method)
+        request = Request.of(engine, asked)
         parts = request.parts
         made: list[tuple[torch.Tensor, tuple[str, str]]] = []
         for first in range(0, len(parts.windows), CHUNK):
@@ -510,7 +512,8 @@ class PassageBook:
     def _query_keys(self, query: Messages, prefix: str | None) -> torch.Tensor:
         """What is compared of a query behind the book's prefix: (T, width) fp32 on the CPU."""
         given = self.prefix if prefix is None else prefix
-        request = self.lm.engine.request(query, [Passage("?")], prefix=given, method=self.method)
+        asked = BatchRequest(query, [Passage("?")], given, self.method)
+        request = Request.of(self.lm.engine, asked)
         if request.parts.prefix_ids != self._prefix_ids:
             raise InputError(
                 "This request has another prefix (system prompt, system message or tools) than "
