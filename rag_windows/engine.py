@@ -50,7 +50,6 @@ from rag_windows.prefill import (
     ModelEncoder,
     Prefill,
     PrefillCancelledError,
-    ToEncode,
     WindowEncoder,
     complete,
     encode_context,
@@ -70,6 +69,7 @@ from rag_windows.request import (
     Request,
     check_limits,
     check_removals,
+    encoding_plan,
     in_order,
     seed_of,
     stop_strings,
@@ -315,11 +315,11 @@ class Engine:
             options = self._options(asked.options, form)
             recorder = recorder_of(options)
             limit = self.position_limit if parts.windows else self.prompt_limit
-            check_limits(parts, passages, method, tokens, limit)
-            return Request(
+            request = Request(
                 parts=parts,
                 passages=passages,
                 method=method,
+                plan=encoding_plan(parts, passages, method),
                 max_new_tokens=tokens,
                 stop=stop,
                 citations=bool(asked.citations),
@@ -331,6 +331,8 @@ class Engine:
                 logprobs=recorder,
                 reasoning=form,
             )
+            check_limits(request, limit)
+            return request
 
         method = linked(self.method_of(asked.method), asked.link_tokens, asked.link_choose)
         check_removals(removals, method)
@@ -373,19 +375,10 @@ class Engine:
     def prefill(
         self, request: Request, encoder: WindowEncoder | None = None
     ) -> Prefill[EncodedContext]:
-        """Encode what queries of a request read, pass by pass; a passage is one citation group."""
-        windows, on_encoded = request.parts.windows, request.on_encoded
-        return prefill_context(
-            self.encoder if encoder is None else encoder,
-            request.parts.prefix_ids,
-            [window.ids for window in windows],
-            request.method,
-            groups=[window.passage for window in windows],
-            on_encoded=None if on_encoded is None else report_stop_iteration(on_encoded),
-            sources=request.sources,
-            scores=[request.passages[window.passage].score for window in windows],
-            chunks=[window.before for window in windows],
-        )
+        """Encode what queries of a request read, pass by pass."""
+        encoder, report = encoder or self.encoder, request.on_encoded
+        report = None if report is None else report_stop_iteration(report)
+        return prefill_context(encoder, request.plan, report)
 
     def prefill_for_query(
         self, request: Request, encoder: WindowEncoder | None = None
@@ -513,23 +506,13 @@ class Engine:
         done = encoded = present = tokens = 0
         remaining = iter(passages)
         while chunk := [Passage.of(passage) for passage in islice(remaining, CHUNK)]:
-            parts = (request := self.request(conversation or "?", chunk, prefix=prefix)).parts
-            windows = [window.ids for window in parts.windows]
-            asked = ToEncode(
-                parts.prefix_ids,
-                windows,
-                request.method,
-                request.sources,
-                patient=True,
-                ttl=ttl,
-                chunks=[window.before for window in parts.windows],
-            )
-            if missing := encoder.missing(asked):
-                complete(encoder.prefill(asked.only(missing)))
+            plan = self.request(conversation or "?", chunk, prefix=prefix).plan
+            if missing := encoder.missing(plan):
+                complete(encoder.prefill(plan.only(missing), patient=True, ttl=ttl))
             done += len(chunk)
             encoded += len(missing)
-            present += len(windows) - len(missing)
-            tokens += sum(len(windows[index]) for index in missing)
+            present += len(plan.windows) - len(missing)
+            tokens += sum(plan.lengths[index] for index in missing)
             if on_warmed is not None:
                 on_warmed(done, total)
         cache.flush()
