@@ -10,7 +10,6 @@ nearly equal may swap. Part of the questions is written by `WindowedLM.generate_
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -44,7 +43,7 @@ def requests(engine: Engine, asked: Asked, methods: Sequence[Method]) -> list[Re
                 list(messages), passages, method=one, max_new_tokens=MAX_NEW_TOKENS
             )
             made[key] = Request.of(engine, question)
-        found.append(replace(made[key], method=one))
+        found.append(made[key].with_method(one))
     return found
 
 

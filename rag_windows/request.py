@@ -19,10 +19,10 @@ from rag_windows.methods.linked import Choose, LinkTokens
 from rag_windows.passage import DOCUMENT_KEYS, Note, Passage, WindowTokens, refuse_single
 from rag_windows.prefill import (
     EncodedContext,
+    EncodingPlan,
     OnEncoded,
     Prefill,
     Source,
-    ToEncode,
     WindowEncoder,
     complete,
     prefill_context,
@@ -139,6 +139,7 @@ class Request:
 
     Attributes:
         engine: what answers it.
+        plan: what is encoded for it.
         options: for transformers' generate, ``max_new_tokens`` among them.
         started: ``time.perf_counter()`` at the call.
         ordinary: with a guard, the request with passages read one after the other, or why not.
@@ -150,6 +151,7 @@ class Request:
     parts: PromptParts
     passages: tuple[Passage, ...]
     method: Method
+    plan: EncodingPlan
     max_new_tokens: int
     stop: tuple[str, ...]
     citations: bool
@@ -214,12 +216,12 @@ class Request:
             options = _options(engine, asked.options, form)
             recorder = recorder_of(options)
             limit = engine.position_limit if parts.windows else engine.prompt_limit
-            check_limits(parts, passages, method, tokens, limit)
-            return cls(
+            request = cls(
                 engine=engine,
                 parts=parts,
                 passages=passages,
                 method=method,
+                plan=encoding_plan(parts, passages, method),
                 max_new_tokens=tokens,
                 stop=stop,
                 citations=bool(asked.citations),
@@ -231,6 +233,8 @@ class Request:
                 logprobs=recorder,
                 reasoning=form,
             )
+            check_limits(request, limit)
+            return request
 
         method = linked(engine.method_of(asked.method), asked.link_tokens, asked.link_choose)
         check_removals(removals, method)
@@ -264,23 +268,15 @@ class Request:
         notes = (*parts.notes, Note("method", None, message))
         return replace(self, parts=replace(parts, notes=notes))
 
-    @property
-    def sources(self) -> list[Source]:
-        """What each window was made from."""
-        return [
-            Source(
-                f"Passage {passage_name(self.passages[window.passage], window.passage)}",
-                labels_of(self.passages[window.passage]),
-            )
-            for window in self.parts.windows
-        ]
+    def with_method(self, method: Method) -> Request:
+        """The same with another method, which takes windows as they were cut for this one."""
+        return replace(self, method=method, plan=encoding_plan(self.parts, self.passages, method))
 
     @property
     def prompt_tokens(self) -> int:
         """Tokens of prefix, windows and query."""
         parts = self.parts
-        texts = (parts.prefix_ids, parts.query_ids, *(window.ids for window in parts.windows))
-        return sum(map(len, texts))
+        return len(parts.prefix_ids) + len(parts.query_ids) + sum(self.plan.lengths)
 
     @property
     def detokenizer(self) -> Detokenizer:
@@ -293,18 +289,10 @@ class Request:
         return (written, "", written) if form is None else (written, *form.split(written))
 
     def prefill(self, encoder: WindowEncoder | None = None) -> Prefill[EncodedContext]:
-        """Encode what queries of it read, pass by pass; a passage is one citation group."""
-        windows, on_encoded = self.parts.windows, self.on_encoded
+        """Encode what queries of it read, pass by pass."""
+        encoder, report = encoder or self.engine.encoder, self.on_encoded
         return prefill_context(
-            self.engine.encoder if encoder is None else encoder,
-            self.parts.prefix_ids,
-            [window.ids for window in windows],
-            self.method,
-            groups=[window.passage for window in windows],
-            on_encoded=None if on_encoded is None else report_stop_iteration(on_encoded),
-            sources=self.sources,
-            scores=[self.passages[window.passage].score for window in windows],
-            chunks=[window.before for window in windows],
+            encoder, self.plan, None if report is None else report_stop_iteration(report)
         )
 
     def encode(self, encoder: WindowEncoder | None = None) -> EncodedContext:
@@ -318,6 +306,24 @@ class Request:
             yield 0.0
         parts = self.parts
         return self.engine.decoder.for_query(context, parts.query_ids, parts.question)
+
+
+def encoding_plan(parts: PromptParts, passages: Sequence[Passage], method: Method) -> EncodingPlan:
+    """What is encoded for a prompt's parts; a passage is one citation group."""
+    sources = [
+        Source(f"Passage {passage_name(passage, index)}", labels_of(passage))
+        for index, passage in enumerate(passages)
+    ]
+    windows = parts.windows
+    return EncodingPlan.of(
+        parts.prefix_ids,
+        [window.ids for window in windows],
+        method,
+        chunks=[window.before for window in windows],
+        sources=[sources[window.passage] for window in windows],
+        groups=[window.passage for window in windows],
+        scores=[passages[window.passage].score for window in windows],
+    )
 
 
 def _options(
@@ -387,13 +393,7 @@ def in_order(method: Method) -> bool:
     return not method.windowed or method.alignment == "in order"
 
 
-def check_limits(
-    parts: PromptParts,
-    passages: Sequence[Passage],
-    method: Method,
-    max_new_tokens: int,
-    limit: int | None,
-) -> None:
+def check_limits(request: Request, limit: int | None) -> None:
     """Refuse a request whose last token would stand beyond the model's positions.
 
     With windows side by side the query follows the longest one, so only that one counts; read or
@@ -404,6 +404,8 @@ def check_limits(
     """
     if limit is None:
         return
+    parts, passages, plan = request.parts, request.passages, request.plan
+    method, max_new_tokens = plan.method, request.max_new_tokens
     prefix, query = len(parts.prefix_ids), len(parts.query_ids)
     free = limit - prefix - query - max_new_tokens
     if free < (1 if parts.windows else 0):
@@ -419,13 +421,10 @@ def check_limits(
         number = parts.windows[index].passage
         return f"Passage {passage_name(passages[number], number)}"
 
-    windows = [window.ids for window in parts.windows]
-    chunks = [window.before for window in parts.windows]
-    asked = ToEncode(parts.prefix_ids, windows, method, chunks=chunks)
-    lengths, before = ([len(ids) for ids in each] for each in (windows, asked.before))
-    for index, (length, together) in enumerate(zip(lengths, accumulate(lengths), strict=True)):
-        if not in_order(method) and before[index] + length > free:
-            seen, fitting = before[index], free - before[index]
+    for index, window in enumerate(() if in_order(method) else plan.windows):
+        length, seen = len(window.ids), len(window.before)
+        if seen + length > free:
+            fitting = free - seen
             advice = f"Set max_window_tokens={free} or less, which splits it into several windows."
             if seen:
                 advice = (
@@ -437,22 +436,22 @@ def check_limits(
                 f"{name(index)} needs a window of {length} tokens, but the model's {limit} "
                 f"positions leave {free} beside prefix, query and new tokens. {advice}"
             )
-        if in_order(method) and together > free:
+    together = list(accumulate(plan.lengths)) if in_order(method) else []
+    for index, tokens in enumerate(together):
+        if tokens > free:
             raise LimitError(
                 f"The passages do not fit the model one after the other: {name(index)} has "
-                f"{length} tokens, {together} with the passages before it, but the model's "
-                f"{limit} positions leave {free} beside prefix, query and new tokens. Give fewer "
-                "passages, or use a method with windows, such as 'ape' or 'pcw'."
+                f"{plan.lengths[index]} tokens, {tokens} with the passages before it, but the "
+                f"model's {limit} positions leave {free} beside prefix, query and new tokens. Give "
+                "fewer passages, or use a method with windows, such as 'ape' or 'pcw'."
             )
     if isinstance(method.selection, QueryLikelihood) and not method.selection.reader.windowed:
         _check_chosen(method.selection, parts, free, limit)
-    if method.refinement is not None and method.windowed:
-        starts = [start - seen for start, seen in zip(asked.starts, before, strict=True)]
-        whole = [length + seen for length, seen in zip(lengths, before, strict=True)]
-        check_passes(method.refinement, starts, whole, limit, name)
-    elif method.refinement is not None:
-        whole = [sum(lengths)]
-        check_passes(method.refinement, [prefix], whole, limit, lambda _: "All passages together")
+    if method.refinement is not None:
+        starts = [window.start - len(window.before) for window in plan.windows]
+        whole = [len(window.before) + len(window.ids) for window in plan.windows]
+        named = name if method.windowed else lambda _: "All passages together"
+        check_passes(method.refinement, starts, whole, limit, named)
 
 
 def _check_chosen(selection: QueryLikelihood, parts: PromptParts, free: int, limit: int) -> None:

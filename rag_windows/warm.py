@@ -11,7 +11,7 @@ from rag_windows.cache.encoder import CachedEncoder
 from rag_windows.engine import Engine
 from rag_windows.errors import InputError
 from rag_windows.passage import Passage, refuse_single, with_neighbours
-from rag_windows.prefill import ToEncode, complete
+from rag_windows.prefill import complete
 from rag_windows.request import BatchRequest, Messages, PassageLike, Request
 
 OnWarmed = Callable[[int, int | None], None]
@@ -64,25 +64,13 @@ def warm(
     done = encoded = present = tokens = 0
     remaining = iter(passages)
     while chunk := [Passage.of(passage) for passage in islice(remaining, CHUNK)]:
-        parts = (
-            request := Request.of(engine, BatchRequest(conversation or "?", chunk, prefix))
-        ).parts
-        windows = [window.ids for window in parts.windows]
-        asked = ToEncode(
-            parts.prefix_ids,
-            windows,
-            request.method,
-            request.sources,
-            patient=True,
-            ttl=ttl,
-            chunks=[window.before for window in parts.windows],
-        )
-        if missing := encoder.missing(asked):
-            complete(encoder.prefill(asked.only(missing)))
+        plan = Request.of(engine, BatchRequest(conversation or "?", chunk, prefix)).plan
+        if missing := encoder.missing(plan):
+            complete(encoder.prefill(plan.only(missing), patient=True, ttl=ttl))
         done += len(chunk)
         encoded += len(missing)
-        present += len(windows) - len(missing)
-        tokens += sum(len(windows[index]) for index in missing)
+        present += len(plan.windows) - len(missing)
+        tokens += sum(plan.lengths[index] for index in missing)
         if on_warmed is not None:
             on_warmed(done, total)
     cache.flush()

@@ -17,7 +17,15 @@ from rag_windows.cache.memory import compact
 from rag_windows.generate import Decoder
 from rag_windows.kv import Window
 from rag_windows.loading import input_device
-from rag_windows.prefill import PASS_TOKENS, Encoded, ModelEncoder, Prefill, ToEncode, WindowEncoder
+from rag_windows.prefill import (
+    PASS_TOKENS,
+    Encoded,
+    EncodingPlan,
+    ModelEncoder,
+    OnEncoded,
+    Prefill,
+    WindowEncoder,
+)
 from rag_windows.steps.packed_rows import Plan, RowCaches, read_rows
 
 Key = tuple[Hashable, ...]
@@ -40,14 +48,14 @@ class SharedEncoder:
         """What runs the model."""
         return self._encoder.runner
 
-    def prefill(self, asked: ToEncode) -> Prefill[Encoded]:
+    def prefill(self, plan: EncodingPlan, on_encoded: OnEncoded | None = None) -> Prefill[Encoded]:
         """Encode what one request reads; what other rows read counts as cached."""
         self.runner.follow()
-        prefix_key, keys = shared_keys(self.runner, asked)
+        prefix_key, keys = shared_keys(self.runner, plan)
         if self._encoder is self.runner:
-            return (yield from self._shared(prefix_key, keys, asked))
+            return (yield from self._shared(prefix_key, keys, plan, on_encoded))
         # A cache counts its hits and knows what it may hand out, so it is asked each time.
-        encoded = yield from self._encoder.prefill(asked)
+        encoded = yield from self._encoder.prefill(plan, on_encoded)
         prefix = encoded.prefix
         return replace(
             encoded,
@@ -55,32 +63,34 @@ class SharedEncoder:
             windows=[self._stored(k, w) for k, w in zip(keys, encoded.windows, strict=True)],
         )
 
-    def _shared(self, prefix_key: Key, keys: Sequence[Key], asked: ToEncode) -> Prefill[Encoded]:
+    def _shared(
+        self,
+        prefix_key: Key,
+        keys: Sequence[Key],
+        plan: EncodingPlan,
+        on_encoded: OnEncoded | None,
+    ) -> Prefill[Encoded]:
         """Encode what no row reads; between two passes others may have encoded some of it."""
         prefix = self._windows.get(prefix_key)
-        cached = 0 if prefix is None else len(asked.prefix_ids)
-        if prefix is None and (made := self.runner.encode_prefix(asked.prefix_ids)) is not None:
+        cached = 0 if prefix is None else len(plan.prefix_ids)
+        if prefix is None and (made := self.runner.encode_prefix(plan.prefix_ids)) is not None:
             prefix = self._stored(prefix_key, made)
             yield 0.0
-        windows, starts, before, reported = asked.windows, asked.starts, asked.before, 0
+        windows, reported = plan.windows, 0
         read: dict[int, Window] = {}
         encoded: set[int] = set()
         while True:
             for index, key in enumerate(keys):
                 if index not in read and (there := self._windows.get(key)) is not None:
                     read[index] = there
-            if asked.on_encoded is not None and len(read) > reported:
+            if on_encoded is not None and len(read) > reported:
                 reported = len(read)
-                asked.on_encoded(reported, len(keys))
+                on_encoded(reported, len(keys))
             left = [index for index in range(len(keys)) if index not in read]
             if not left:
                 break
             batches = self.runner.encode_batches(
-                prefix,
-                [windows[i] for i in left],
-                [starts[i] for i in left],
-                asked.method.refinement,
-                [before[i] for i in left],
+                prefix, [windows[i] for i in left], plan.method.refinement
             )
             batch = next(batches)
             for at, window in batch.items():
@@ -90,7 +100,7 @@ class SharedEncoder:
                 encoded.add(index)
             yield 0.0
         found = tuple(index for index in range(len(keys)) if index not in encoded)
-        cached += sum(len(windows[index]) for index in found)
+        cached += sum(len(windows[index].ids) for index in found)
         return Encoded(prefix, [read[index] for index in range(len(keys))], cached, found)
 
     def _stored(self, key: Key, window: Window) -> Window:
@@ -102,17 +112,17 @@ class SharedEncoder:
         return there
 
 
-def shared_keys(runner: ModelEncoder, asked: ToEncode) -> tuple[Key, list[Key]]:
+def shared_keys(runner: ModelEncoder, plan: EncodingPlan) -> tuple[Key, list[Key]]:
     """Keys by which rows of a batch find a prefix and windows; all differ within one request."""
     # After an edit of the model nothing of before is found.
-    prefix = runner.mirror.version, _digest(asked.prefix_ids)
-    method = asked.method
+    prefix = runner.mirror.version, _digest(plan.prefix_ids)
+    method = plan.method
     seen: dict[Key, int] = {}
     keys: list[Key] = []
-    for ids, start, before in zip(asked.windows, asked.starts, asked.before, strict=True):
+    for one in plan.windows:
         # One text of all passages is cited by its parts, which are not the same for others.
         whose = None if method.windowed else object()
-        key = (prefix, method.encoding, whose, start, _digest(before), _digest(ids))
+        key = (prefix, method.encoding, whose, one.start, _digest(one.before), _digest(one.ids))
         seen[key] = seen.get(key, 0) + 1
         keys.append((*key, seen[key]))
     return prefix, keys

@@ -19,7 +19,7 @@ import torch
 from transformers import StoppingCriteria
 
 from rag_windows.attention.layers import table_limit
-from rag_windows.batching.budget import Budget, Need, Read, need_of, to_encode
+from rag_windows.batching.budget import Budget, Need, Read, need_of
 from rag_windows.batching.loop import shared_keys
 from rag_windows.batching.row import served
 from rag_windows.cache.encoder import CachedEncoder
@@ -144,12 +144,10 @@ class Question(Future[Generation]):
         """Prefix and windows."""
         if not self.need.windows:
             return []
-        encoder, asked = self.engine.encoder, to_encode(self.request)
-        prefix, keys = shared_keys(encoder.runner, asked)
+        encoder, plan = self.engine.encoder, self.request.plan
+        prefix, keys = shared_keys(encoder.runner, plan)
         head, names = (
-            encoder.keys(asked)
-            if isinstance(encoder, CachedEncoder)
-            else (None, [None] * len(keys))
+            encoder.keys(plan) if isinstance(encoder, CachedEncoder) else (None, [None] * len(keys))
         )
         known = [(prefix, head), *zip(keys, names, strict=True)][-len(self.need.windows) :]
         # What another tenant's question reads is held for that tenant.

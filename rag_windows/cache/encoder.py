@@ -16,7 +16,15 @@ from rag_windows.cache.memory import compact, placed
 from rag_windows.cache.passage_cache import PassageCache
 from rag_windows.errors import NonFiniteError
 from rag_windows.kv import Window
-from rag_windows.prefill import Encoded, ModelEncoder, Prefill, Source, ToEncode
+from rag_windows.prefill import (
+    Encoded,
+    EncodingPlan,
+    ModelEncoder,
+    OnEncoded,
+    PlannedWindow,
+    Prefill,
+    Source,
+)
 
 FOLLOW_S = 120.0
 """How long to wait for another thread or process that encodes a window, before doing it too."""
@@ -44,36 +52,58 @@ class CachedEncoder:
         self._model = model
         self._tokenizer = tokenizer
 
-    def prefill(self, asked: ToEncode) -> Prefill[Encoded]:
+    def prefill(
+        self,
+        plan: EncodingPlan,
+        on_encoded: OnEncoded | None = None,
+        *,
+        patient: bool = False,
+        ttl: float | None = None,
+    ) -> Prefill[Encoded]:
         """Find what one request reads, and encode the rest.
+
+        Args:
+            plan: what it reads.
+            on_encoded: as in `WindowEncoder.prefill`.
+            patient: whether to wait for the disk rather than leave something unwritten.
+            ttl: seconds for which what is encoded now may be used, instead of the cache's own.
 
         Raises:
             NonFiniteError: keys or values hold NaN or infinity; the message names the passage.
         """
         fingerprint = self._model.fingerprint()
         if fingerprint is None:
-            return self.runner.prefill(asked)
-        scope = self.scope(fingerprint, asked.prefix_ids, asked.method.encoding)
-        request = _Request(self.runner, self._cache, scope, asked, self._model, fingerprint)
+            return self.runner.prefill(plan, on_encoded)
+        scope = self.scope(fingerprint, plan.prefix_ids, plan.method.encoding)
+        request = _Request(
+            self.runner,
+            self._cache,
+            scope,
+            plan,
+            self._model,
+            fingerprint,
+            on_encoded=on_encoded,
+            patient=patient,
+            ttl=ttl or self._cache.ttl,
+        )
         return request.prefill()
 
-    def missing(self, asked: ToEncode) -> list[int]:
+    def missing(self, plan: EncodingPlan) -> list[int]:
         """Indices of windows that the cache does not know of, by what it knows without reading."""
-        _, keys = self.keys(asked)
+        _, keys = self.keys(plan)
         present = self._cache.present([key for key in keys if key is not None])
         return [index for index, key in enumerate(keys) if key not in present]
 
-    def keys(self, asked: ToEncode) -> tuple[str | None, list[str | None]]:
+    def keys(self, plan: EncodingPlan) -> tuple[str | None, list[str | None]]:
         """Keys of the prefix and the windows; None for what is not cached."""
         fingerprint = self._model.fingerprint()
         if fingerprint is None:
-            return None, [None] * len(asked.windows)
-        scope = self.scope(fingerprint, asked.prefix_ids, asked.method.encoding)
-        prefix = scope.prefix_key() if asked.prefix_ids and self._cache.store == EXACT else None
-        if not asked.method.windowed:
-            return prefix, [None] * len(asked.windows)
-        places = zip(asked.windows, asked.starts, asked.before, strict=True)
-        return prefix, [scope.window_key(*place) for place in places]
+            return None, [None] * len(plan.windows)
+        scope = self.scope(fingerprint, plan.prefix_ids, plan.method.encoding)
+        prefix = scope.prefix_key() if plan.prefix_ids and self._cache.store == EXACT else None
+        if not plan.method.windowed:
+            return prefix, [None] * len(plan.windows)
+        return prefix, [scope.window_key(one.ids, one.start, one.before) for one in plan.windows]
 
     def identity(self) -> tuple[bytes | None, bytes]:
         """Fingerprints of the model, None if nothing can be said about it, and the tokenizer."""
@@ -96,10 +126,7 @@ class _Wanted:
     """A window, or the prefix, that one request reads."""
 
     key: str
-    ids: tuple[int, ...]
-    start: int
-    source: Source
-    before: tuple[int, ...] = ()
+    planned: PlannedWindow
 
 
 class _Request:
@@ -114,27 +141,30 @@ class _Request:
         encoder: ModelEncoder,
         cache: PassageCache,
         scope: KeyScope,
-        asked: ToEncode,
+        plan: EncodingPlan,
         model: ModelIdentity,
         fingerprint: bytes,
+        *,
+        on_encoded: OnEncoded | None,
+        patient: bool,
+        ttl: float | None,
     ) -> None:
         self._encoder, self._cache = encoder, cache
-        self._asked, self._model, self._fingerprint = asked, model, fingerprint
+        self._plan, self._model, self._fingerprint = plan, model, fingerprint
+        self._on_encoded, self._patient, self._ttl = on_encoded, patient, ttl
         self._devices = model.devices
         self._device = self._devices[0] if len({*self._devices}) == 1 else None
         self._epoch = cache.epoch
         self._wanted: list[_Wanted] = []
-        if asked.method.windowed:
-            sources = asked.sources or [Source(f"Window {i}") for i in range(len(asked.windows))]
-            places = zip(asked.windows, asked.starts, asked.before, sources, strict=True)
+        if plan.method.windowed:
             self._wanted = [
-                _Wanted(scope.window_key(ids, start, before), tuple(ids), start, source, before)
-                for ids, start, before, source in places
+                _Wanted(scope.window_key(one.ids, one.start, one.before), one)
+                for one in plan.windows
             ]
         self._head: _Wanted | None = None
-        if asked.prefix_ids and cache.store == EXACT:
-            ids = tuple(asked.prefix_ids)
-            self._head = _Wanted(scope.prefix_key(), ids, 0, Source("The prefix"))
+        if plan.prefix_ids and cache.store == EXACT:
+            planned = PlannedWindow(plan.prefix_ids, 0, (), Source("The prefix"))
+            self._head = _Wanted(scope.prefix_key(), planned)
         self._got: dict[str, Entry] = {}
         self._fresh: dict[str, Entry] = {}
         self._unstored: list[str] = []
@@ -146,20 +176,20 @@ class _Request:
 
     def prefill(self) -> Prefill[Encoded]:
         """See `CachedEncoder.prefill`."""
-        asked, wanted, head = self._asked, self._wanted, self._head
+        plan, wanted, head = self._plan, self._wanted, self._head
         keys = [one.key for one in (*wanted, head) if one is not None]
         self._got = self._cache.quick(list(dict.fromkeys(keys)), self._device)
         try:
             if head is None:
-                prefix = self._encoder.encode_prefix(asked.prefix_ids)
+                prefix = self._encoder.encode_prefix(plan.prefix_ids)
             else:
                 yield from self._obtain([head], None)
                 self._check()
                 # At once: other processes need it for other passages, however long these here take.
                 self._keep()
                 prefix = self._found([head])[0]
-            if not asked.method.windowed:
-                made = yield from self._encoder.prefill_windows(prefix, asked)
+            if not plan.method.windowed:
+                made = yield from self._encoder.prefill_windows(prefix, plan, self._on_encoded)
             else:
                 missing = [one for one in wanted if one.key not in self._got]
                 if not missing or len(missing) < len(wanted):
@@ -175,10 +205,10 @@ class _Request:
                     self._cache.flights.end(key)
                 for release in self._locks.values():
                     release()
-        if asked.method.windowed:
+        if plan.method.windowed:
             self._check()
             for one in wanted:
-                self._cache.relabel(one.key, self._got[one.key], one.source.labels)
+                self._cache.relabel(one.key, self._got[one.key], one.planned.source.labels)
             made = self._found(wanted)
         return self._encoded(prefix, made)
 
@@ -188,7 +218,8 @@ class _Request:
         self._got |= self._cache.on_accelerator(got, self._device)
         # Entries from disk lack their ids.
         return [
-            replace(placed(self._got[one.key].window, self._devices), ids=one.ids) for one in wanted
+            replace(placed(self._got[one.key].window, self._devices), ids=one.planned.ids)
+            for one in wanted
         ]
 
     def _encoded(self, prefix: Window | None, made: list[Window]) -> Encoded:
@@ -202,9 +233,9 @@ class _Request:
             seconds_spent=sum(entry.cost_s for entry in self._fresh.values()),
         )
         places = tuple(index for index, one in enumerate(self._wanted) if one.key in hits)
-        cached = sum(len(self._wanted[index].ids) for index in places)
+        cached = sum(len(self._wanted[index].planned.ids) for index in places)
         if self._head is not None and self._head.key in hits:
-            cached += len(self._head.ids)
+            cached += len(self._head.planned.ids)
         return Encoded(prefix, made, cached, places)
 
     def _obtain(self, asked: Sequence[_Wanted], prefix: Window | None) -> Prefill[None]:
@@ -253,7 +284,7 @@ class _Request:
         """Read windows from the shared store, once, while that is quicker than encoding them."""
         asked = [one for one in wanted if one.key not in self._fetched]
         self._fetched |= {one.key for one in asked}
-        tokens = sum(len(one.ids) for one in asked)
+        tokens = sum(len(one.planned.ids) for one in asked)
         keys = [one.key for one in asked]
         reading = self._cache.from_shared(keys, tokens, self._fingerprint)
         if reading is None:
@@ -296,15 +327,13 @@ class _Request:
         """Encode windows, one batch after the other."""
         if not wanted:
             return
-        ids, starts = [one.ids for one in wanted], [one.start for one in wanted]
-        before = [one.before for one in wanted]
-        refinement = None if wanted[0] is self._head else self._asked.method.refinement
-        ttl = self._asked.ttl or self._cache.ttl
+        planned = [one.planned for one in wanted]
+        refinement = None if wanted[0] is self._head else self._plan.method.refinement
         begun = time.perf_counter()
-        for views in self._encoder.encode_batches(prefix, ids, starts, refinement, before):
+        for views in self._encoder.encode_batches(prefix, planned, refinement):
             batch = {index: compact(window) for index, window in views.items()}
             bad = {index for index, window in batch.items() if not is_finite(window)}
-            self._bad |= {wanted[index].key: wanted[index].source for index in bad}
+            self._bad |= {wanted[index].key: planned[index].source for index in bad}
             now, seconds = time.time(), time.perf_counter() - begun
             tokens = sum(len(window.ids) for window in batch.values())
             self._cache.measured(self._fingerprint, tokens, seconds)
@@ -316,9 +345,9 @@ class _Request:
                 made[one.key] = Entry(
                     window=window,
                     cost_s=seconds * len(window.ids) / tokens,
-                    labels=self._cache.digests(one.source.labels),
+                    labels=self._cache.digests(one.planned.source.labels),
                     created=now,
-                    expires=None if ttl is None else now + ttl,
+                    expires=None if self._ttl is None else now + self._ttl,
                 )
             self._fresh |= made
             self._unstored += made
@@ -339,13 +368,13 @@ class _Request:
                 self._epoch,
                 device=self._device,
                 done=self._locks.pop(key, None),
-                wait=self._asked.patient,
+                wait=self._patient,
             )
 
     def _notify(self) -> None:
-        if self._asked.on_encoded is not None:
+        if self._on_encoded is not None:
             done = sum(one.key in self._got for one in self._wanted)
-            self._asked.on_encoded(done, len(self._asked.windows))
+            self._on_encoded(done, len(self._plan.windows))
 
     def _check(self) -> None:
         for source in self._bad.values():

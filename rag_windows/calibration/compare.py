@@ -349,11 +349,9 @@ class _Measuring:
                     raise InputError("it has no passages.")
                 read = Request.of(engine, dataclasses.replace(asked, method="sequential"))
                 for one in settings:
-                    limit, parts = engine.position_limit, request.parts
-                    check_limits(parts, request.passages, one, count, limit)
-                    if one.combination is not None:
-                        scores = [request.passages[each.passage].score for each in parts.windows]
-                        one.combination.check(scores, [each.name for each in request.sources])
+                    by_setting = request.with_method(one)
+                    check_limits(by_setting, engine.position_limit)
+                    by_setting.plan.check_scores()
                 if by_labels:
                     encode = engine.text.prompt.encode_text
                     text = encode(example.answers[0].strip(), continuation=True)
@@ -440,9 +438,9 @@ class _Measuring:
         if context is None:
             begun = time.perf_counter()
             if method.windowed:
-                context = dataclasses.replace(ready.request, method=method).encode()
+                context = ready.request.with_method(method).encode()
             else:
-                context = self._in_order(dataclasses.replace(ready.in_order, method=method))
+                context = self._in_order(ready.in_order.with_method(method))
             if not context.cached_tokens:
                 self.encode_s[key] = time.perf_counter() - begun
             size = sum(x.nbytes for one in context.each for x in (*one.keys, *one.values))

@@ -10,7 +10,7 @@ import pytest
 
 from rag_windows import METHODS, InputError, LimitError, PassageCache, WindowedLM
 from rag_windows.icl import Template
-from rag_windows.prefill import ModelEncoder
+from rag_windows.prefill import EncodingPlan, ModelEncoder
 from tests.rag_windows import small
 from training.samples import Demonstrations, draw_demonstrations
 
@@ -34,9 +34,9 @@ def encoded(monkeypatch: pytest.MonkeyPatch) -> list[Windows]:
     made: list[Windows] = []
     original = ModelEncoder.prefill
 
-    def noting(self: ModelEncoder, asked: Any) -> Any:
-        made.append([list(ids) for ids in asked.windows])
-        return original(self, asked)
+    def noting(self: ModelEncoder, plan: EncodingPlan, *others: Any) -> Any:
+        made.append([list(one.ids) for one in plan.windows])
+        return original(self, plan, *others)
 
     base_lm()  # loading encodes something, too
     monkeypatch.setattr(ModelEncoder, "prefill", noting)
