@@ -308,6 +308,8 @@ def test_a_lone_question_is_answered_as_generate_does() -> None:
     answers = [
         scheduler.answer(asked, idle=lambda: True),
         scheduler.submit(asked, idle=lambda: True, on_text=pieces.append).result(WAIT),
+        # The former name.
+        scheduler.submit(asked, lone=lambda: True).result(WAIT),
     ]
     assert "rag-windows-batch" not in where
     assert answers[0].citations == answers[1].citations == lm.generate(**ASK).citations
