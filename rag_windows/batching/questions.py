@@ -30,7 +30,7 @@ from rag_windows.guard import few_short_passages, multi_hop
 from rag_windows.loading import autocast_here
 from rag_windows.prefill import EncodedContext, Prefill, PrefillCancelledError, complete
 from rag_windows.prompt.detokenize import Pieces, cut
-from rag_windows.request import BatchRequest, Request
+from rag_windows.request import BatchRequest, Removals, Request
 from rag_windows.results import Chunk, Fallback, FinishReason, Generation, Statement, Timings, Usage
 from rag_windows.sampling import BATCHING, Cancelled, FirstToken, StopStrings
 from rag_windows.steps.removal import Removal
@@ -56,7 +56,7 @@ class Question(Future[Generation]):
 
     Attributes:
         request: the question, checked. Where its guard chose so, that of the ordinary prompt.
-        exclusive: whether it is of a kind that no row of a batch can answer.
+        engine: what answers it.
         context: variables of the one who asks, in which callbacks run.
         stopped: set when nobody wants more of the answer.
         first: when the first token was there.
@@ -75,9 +75,10 @@ class Question(Future[Generation]):
     ) -> None:
         super().__init__()
         self.request = request = Request.of(engine, asked)
+        self.engine = request.engine
+        self._asked_of = engine
         self.context = contextvars.copy_context()
         self._autocast = autocast_here()
-        self.exclusive = self._is_exclusive(engine)
         self.bytes = self.number = 0
         self.stopped = threading.Event()
         self.first = FirstToken()
@@ -88,36 +89,34 @@ class Question(Future[Generation]):
         self._usage = Usage(0, 0, 0)
         self._chosen: tuple[int, ...] | None = None
         self._fallback: Fallback | None = None
-        self._on_chunk = on_chunk
+        self._put: Callable[[Chunk], None] | None = None
         if on_chunk is None:
             return
+
+        def put(chunk: Chunk) -> None:
+            self.context.run(on_chunk, chunk)
+
+        self._put = put
         self.add_done_callback(lambda _: on_chunk(None))
         if engine.decoder.by_token(request.options):
             form = request.reasoning
             self.pieces = Pieces(
                 request.detokenizer,
                 request.stop,
-                lambda text: self._put(Chunk(text)),
+                lambda text: put(Chunk(text)),
                 None if form is None else form.parts(),
-                lambda text: self._put(Chunk("", reasoning=text)),
+                lambda text: put(Chunk("", reasoning=text)),
             )
 
-    @property
-    def engine(self) -> Engine:
-        """What answers it."""
-        return self.request.engine
-
-    def _is_exclusive(self, asked: Engine) -> bool:
-        """The one list of what only `answer` can do, which is asked before any work."""
-        request, decoder = self.request, self.engine.decoder
-        parts, limit = (
-            request.parts,
-            table_limit(decoder.model.config.get_text_config(decoder=True)),
-        )
+    @cached_property
+    def exclusive(self) -> bool:
+        """Whether it is of a kind that no row of a batch can answer, but only `answer`."""
+        request, decoder, parts = self.request, self.engine.decoder, self.request.parts
+        limit = table_limit(decoder.model.config.get_text_config(decoder=True))
         last = len(parts.prefix_ids) + len(parts.query_ids) + request.max_new_tokens
         return (
             # A book brings windows of its own.
-            self.engine is not asked
+            self.engine is not self._asked_of
             or request.guard is not None
             # Its answer is read again for each passage, for which the others should not wait.
             or request.removals is not None
@@ -180,7 +179,12 @@ class Question(Future[Generation]):
 
     def answer(self) -> Generation:
         """Encode and generate by itself, in this thread, and report the answer to its end."""
-        generation = self._answered()
+        try:
+            context = self._encode()
+        except PrefillCancelledError:
+            generation = self.generation()
+        else:
+            generation = self._generate(context)
         self.report(generation)
         return generation
 
@@ -196,29 +200,6 @@ class Question(Future[Generation]):
             free_frames(error)
             return error
 
-    def _answered(self) -> Generation:
-        try:
-            context = self._encode()
-        except PrefillCancelledError:
-            return self.generation()
-        self.encoded(context)
-        request = self.request
-        decoded = self.engine.decoder.generate(
-            context,
-            request.parts.query_ids,
-            options=request.options,
-            seed=request.seed,
-            record_weights=request.citations,
-            weigh_heads=True,
-            streamer=self.pieces,
-            stopping=self.criteria,
-        )
-        answers = []
-        for index, ids in enumerate(decoded.sequences):
-            weights = decoded.token_weights(index) if request.citations else None
-            answers.append(self.generation(ids, weights, raw=decoded.raw, context=context))
-        return replace(answers[0], alternatives=tuple(answers[1:]))
-
     def _encode(self) -> EncodedContext:
         """What it reads: windows, or one prompt where its guard finds that these may be worse.
 
@@ -232,8 +213,8 @@ class Question(Future[Generation]):
         if found is None or not isinstance(ordinary, Request):
             context = complete(request.prefill_for_query(), self.stopped)
             if found is None:
-                stopping = [*(request.options.get("stopping_criteria") or []), self._cancelled]
-                query_ids = request.parts.query_ids
+                own, query_ids = Cancelled(self.stopped), request.parts.query_ids
+                stopping = [*(request.options.get("stopping_criteria") or []), own]
                 found = multi_hop(guard, self.engine.decoder, context, query_ids, stopping)
             if found is None or self.stopped.is_set():
                 return context
@@ -250,15 +231,38 @@ class Question(Future[Generation]):
         self.request, self._fallback = ordinary, replace(found, message=message)
         return context
 
+    def _generate(self, context: EncodedContext) -> Generation:
+        """Let transformers' own loop generate behind what was read."""
+        request = self.request
+        self.encoded(context)
+        decoded = self.engine.decoder.generate(
+            context,
+            request.parts.query_ids,
+            options=request.options,
+            seed=request.seed,
+            record_weights=request.citations,
+            weigh_heads=True,
+            streamer=self.pieces,
+            stopping=self.criteria,
+        )
+        answers = []
+        for index, ids in enumerate(decoded.sequences):
+            weights = decoded.token_weights(index) if request.citations else None
+            answers.append(self.generation(ids, weights, raw=decoded.raw, context=context))
+        return replace(answers[0], alternatives=tuple(answers[1:]))
+
     def _removal(
-        self, context: EncodedContext | None, ids: Sequence[int], weights: TokenWeights | None
+        self,
+        asked: Removals,
+        context: EncodedContext,
+        ids: Sequence[int],
+        weights: TokenWeights | None,
     ) -> Removal | None:
-        """What an answer loses without each passage, if that was asked for and there is any.
+        """What an answer loses without each passage; None without an answer.
 
         What is cancelled ends between two passes, without.
         """
-        asked = self.request.removals
-        if asked is None or context is None or context.windows is None or not ids:
+        if not ids:
             return None
 
         def check() -> None:
@@ -282,14 +286,10 @@ class Question(Future[Generation]):
         self._usage = Usage(0, context.cached_tokens, 0, windows, context.cached_windows)
         self._chosen = context.chosen
 
-    @property
-    def _cancelled(self) -> StoppingCriteria:
-        return Cancelled(self.stopped)
-
     def criteria(self, prompt_length: int) -> list[StoppingCriteria]:
         """Our stopping criteria, beside those in its options."""
         request, form = self.request, self.request.reasoning
-        criteria: list[StoppingCriteria] = [self.first, self._cancelled]
+        criteria: list[StoppingCriteria] = [self.first, Cancelled(self.stopped)]
         if request.stop:
             parts = None if form is None else form.parts()
             criteria.append(StopStrings(request.detokenizer, request.stop, prompt_length, parts))
@@ -313,11 +313,15 @@ class Question(Future[Generation]):
             context: what was read, for `Removal`, if that was asked for.
         """
         stopped_early = self.stopped.is_set()
-        removal = self._removal(context, ids, weights)
         request, parts, form = self.request, self.request.parts, self.request.reasoning
+        removal = None
+        if request.removals is not None and context is not None and context.windows is not None:
+            removal = self._removal(request.removals, context, ids, weights)
         now = time.perf_counter()
         timings = Timings.of(request.started, self._encoded_at or now, self.first.seen_at)
-        made = parts.windows if request.method.windowed else ()
+        windows = parts.windows if request.method.windowed else ()
+        if windows and self._chosen is not None:
+            windows = tuple(windows[i] for i in self._chosen)
         citations = prefix_mass = query_mass = None
         if request.citations:
             citations, prefix_mass, query_mass = cited(request.passages, weights, removal)
@@ -338,9 +342,7 @@ class Question(Future[Generation]):
             prefix_mass=prefix_mass,
             query_mass=query_mass,
             notes=parts.notes,
-            windows=tuple(made[i] for i in self._chosen)
-            if made and self._chosen is not None
-            else made,
+            windows=windows,
             fallback=self._fallback,
             logprobs=None if request.logprobs is None else request.logprobs.tokens(ids),
             raw=raw,
@@ -385,16 +387,14 @@ class Question(Future[Generation]):
         timed = request.options.get("max_time") is not None
         return "length" if timed or len(ids) >= request.max_new_tokens else "stop"
 
-    def _put(self, chunk: Chunk) -> None:
-        if self._on_chunk is not None:
-            self.context.run(self._on_chunk, chunk)
-
     def report(self, generation: Generation) -> None:
         """Report what of the answer's text was not reported yet, and the answer.
 
         Raises:
             GenerationError: the whole answer differs from what was reported.
         """
+        if self._put is None:
+            return
         reasoning = "" if self.pieces is None else self.pieces.sent_reasoning
         text = "" if self.pieces is None else self.pieces.sent
         if not (generation.text.startswith(text) and generation.reasoning.startswith(reasoning)):

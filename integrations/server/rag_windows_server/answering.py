@@ -15,7 +15,6 @@ from typing import Any, Literal, Protocol, TypeVar
 from fastapi import Request
 
 from rag_windows import Chunk, Generation, InputError, LimitError, Passage, WindowedLM
-from rag_windows import request as requests
 from rag_windows.integration import (
     AnswerReader,
     Calls,
@@ -30,6 +29,7 @@ from rag_windows.integration import (
     one_line,
     search_text,
 )
+from rag_windows.request import Request as CheckedRequest
 from rag_windows_server.bodies import ServerRequest, check_forms
 from rag_windows_server.collection import Collection, ReadDocuments, index_of
 from rag_windows_server.documents import url_of
@@ -454,7 +454,7 @@ class Answering:
         if most is None:
             return
         asked = {"query": call.query, "passages": call.passages, **call.options}
-        tokens = requests.Request.of(call.lm.engine, asked).prompt_tokens
+        tokens = CheckedRequest.of(call.lm.engine, asked).prompt_tokens
         if tokens > most:
             raise LimitError(
                 f"The prompt has {tokens} tokens with its passages; this server takes {most}. "
