@@ -28,7 +28,6 @@ from rag_windows.attention.layers import (
     prompt_limit,
 )
 from rag_windows.attention.mirror import ModelMirror
-from rag_windows.cache.encoder import CachedEncoder
 from rag_windows.cache.fingerprint import ModelIdentity, TokenizerIdentity
 from rag_windows.cache.passage_cache import PassageCache
 from rag_windows.citations import TokenWeights, cited, is_supported, shares_of, statements
@@ -50,10 +49,7 @@ from rag_windows.prefill import (
     ModelEncoder,
     Prefill,
     PrefillCancelledError,
-    WindowEncoder,
     complete,
-    encode_context,
-    prefill_context,
 )
 from rag_windows.prompt.answer_form import FORMS, with_form
 from rag_windows.prompt.builder import Header, Prompt
@@ -91,6 +87,7 @@ from rag_windows.sampling import (
     whole_number,
 )
 from rag_windows.steps.removal import Removal
+from rag_windows.windows import CacheAccess, WindowStore
 
 logger = logging.getLogger(__name__)
 
@@ -135,8 +132,8 @@ class Engine:
     Attributes:
         position_limit: positions that windows may use, or None for no limit.
         prompt_limit: those of a prompt without windows.
-        plain_encoder: encodes windows.
-        encoder: asks the cache before it does, where there is one.
+        plain_encoder: runs the model over windows.
+        encoder: finds windows where there is a cache, and encodes the others.
         numbered: whether windows hold where their passage stands among the others.
     """
 
@@ -238,11 +235,12 @@ class Engine:
     def _attach(self, cache: PassageCache | None) -> None:
         self.cache = cache
         plain = self.plain_encoder
-        self.encoder: WindowEncoder = plain
+        access = None
         if cache is not None:
             self._warn_of_clock()
             identity = ModelIdentity(self.model, plain, self._revision, cache.weight_sums)
-            self.encoder = CachedEncoder(plain, cache, identity, self._tokenizer_identity)
+            access = CacheAccess(cache, identity, self._tokenizer_identity)
+        self.encoder = WindowStore(plain, access)
 
     def _warn_of_clock(self) -> None:
         """Say once that the cache finds little, where the chat template asks the clock."""
@@ -373,15 +371,15 @@ class Engine:
         return options
 
     def prefill(
-        self, request: Request, encoder: WindowEncoder | None = None
+        self, request: Request, encoder: WindowStore | None = None
     ) -> Prefill[EncodedContext]:
         """Encode what queries of a request read, pass by pass."""
         encoder, report = encoder or self.encoder, request.on_encoded
         report = None if report is None else report_stop_iteration(report)
-        return prefill_context(encoder, request.plan, report)
+        return encoder.prefill(request.plan, report)
 
     def prefill_for_query(
-        self, request: Request, encoder: WindowEncoder | None = None
+        self, request: Request, encoder: WindowStore | None = None
     ) -> Prefill[EncodedContext]:
         """`prefill`, and what of the method waits for the request's own query."""
         context = yield from self.prefill(request, encoder)
@@ -394,7 +392,7 @@ class Engine:
         self,
         request: Request,
         cancelled: threading.Event | None = None,
-        encoder: WindowEncoder | None = None,
+        encoder: WindowStore | None = None,
     ) -> EncodedContext:
         """`prefill`, at once.
 
@@ -494,7 +492,7 @@ class Engine:
         """See `WindowedLM.warm`."""
         begun = time.perf_counter()
         encoder, cache = self.encoder, self.cache
-        if cache is None or not isinstance(encoder, CachedEncoder):
+        if cache is None:
             raise InputError(
                 "This model has no passage cache to warm. Load it with cache=True or "
                 "cache=PassageCache(...)."
@@ -508,7 +506,7 @@ class Engine:
         while chunk := [Passage.of(passage) for passage in islice(remaining, CHUNK)]:
             plan = self.request(conversation or "?", chunk, prefix=prefix).plan
             if missing := encoder.missing(plan):
-                complete(encoder.prefill(plan.only(missing), patient=True, ttl=ttl))
+                complete(encoder.obtain(plan.only(missing), patient=True, ttl=ttl))
             done += len(chunk)
             encoded += len(missing)
             present += len(plan.windows) - len(missing)
@@ -755,7 +753,7 @@ def _check(model: PreTrainedModel, decoder: Decoder, prompt: Prompt | None) -> N
     """Refuse a model whose attention can't be split, when it is wrapped and when it was edited."""
 
     def split(prefix: Sequence[int], window: Sequence[int], query: Sequence[int]) -> torch.Tensor:
-        context = encode_context(decoder.runner, prefix, [window], PCW())
+        context = WindowStore(decoder.runner).encode_ids(prefix, [window], PCW())
         return decoder.forward(context, torch.tensor([list(query)]))[0].float()
 
     check_config(model)

@@ -20,10 +20,9 @@ import torch
 from transformers.generation import GenerateDecoderOnlyOutput
 
 from rag_windows.attention.layers import table_limit
-from rag_windows.batching.budget import Budget, Need, Read, need_of
-from rag_windows.batching.loop import BatchLoop, SharedEncoder, shared_keys
+from rag_windows.batching.budget import Budget, Need, need_of
+from rag_windows.batching.loop import BatchLoop
 from rag_windows.batching.row import Row, served
-from rag_windows.cache.encoder import CachedEncoder
 from rag_windows.cache.passage_cache import Size
 from rag_windows.engine import Engine, rest_of
 from rag_windows.errors import without_stop_iteration
@@ -34,6 +33,7 @@ from rag_windows.request import BatchRequest, Request
 from rag_windows.results import Chunk, Generation, Timings
 from rag_windows.sampling import BATCHING, FirstToken
 from rag_windows.threads import Worker
+from rag_windows.windows import Wanted, WindowStore
 
 OnText = Callable[[str], None]
 """Called with each piece of the text once it is final."""
@@ -121,21 +121,9 @@ class Question(Future[Generation]):
             self._on_text(text)
 
     @cached_property
-    def reads(self) -> list[Read]:
+    def reads(self) -> list[Wanted]:
         """Prefix and windows."""
-        if not self.need.windows:
-            return []
-        encoder, plan = self.engine.encoder, self.request.plan
-        prefix, keys = shared_keys(encoder.runner, plan)
-        head, names = (
-            encoder.keys(plan) if isinstance(encoder, CachedEncoder) else (None, [None] * len(keys))
-        )
-        known = [(prefix, head), *zip(keys, names, strict=True)][-len(self.need.windows) :]
-        # What another tenant's question reads is held for that tenant.
-        return [
-            Read((id(self.engine), *key), name, n)
-            for (key, name), n in zip(known, self.need.windows, strict=True)
-        ]
+        return self.engine.encoder.reads(self.request.plan) if self.need.windows else []
 
     def reserve(self, budget: Budget) -> None:
         """Compute how many bytes it needs as the only question.
@@ -145,7 +133,7 @@ class Question(Future[Generation]):
         """
         tokens = sum(self.need.windows)
         if not budget.could_fit(self._size(budget, tokens)):
-            tokens = sum(one.tokens for one in budget.missing(self.engine.cache, self.reads))
+            tokens = _sum_tokens(budget.missing(self.engine.cache, self.reads))
         self.bytes = self._size(budget, tokens)
         if not budget.could_fit(self.bytes):
             raise budget.refusal(self.need, tokens, self.bytes)
@@ -262,7 +250,7 @@ class Batch:
         self._refused: tuple[Question, int] | None = None
         self._loop = BatchLoop(engine.encoder, engine.decoder)
         # Of other tenants, who read no window of each other's.
-        self._encoders: WeakKeyDictionary[Engine, SharedEncoder] = WeakKeyDictionary()
+        self._encoders: WeakKeyDictionary[Engine, WindowStore] = WeakKeyDictionary()
         self._encoders[engine] = self._loop.encoder
         self._entering: list[Question] = []
         self._questions: dict[Row, Question] = {}
@@ -298,7 +286,7 @@ class Batch:
             return False
         self._size = size
         engine = question.engine
-        encoder = self._encoders.setdefault(engine, SharedEncoder(engine.encoder))
+        encoder = self._encoders.setdefault(engine, engine.encoder.for_batch())
         question.prefill = engine.prefill_for_query(question.request, encoder)
         self._entering.append(question)
         return True
@@ -316,10 +304,11 @@ class Batch:
     def _exact_size(self, *joining: Question) -> int:
         """The same, but for windows that several read or the cache holds; it takes a while."""
         questions = [*self._asked, *joining]
-        reads = {read.key: read for question in questions for read in question.reads}
+        # What another tenant's question reads is held for that tenant.
+        reads = {(id(one.engine), read.key): read for one in questions for read in one.reads}
         missing = self._budget.missing(self._engine.cache, reads.values())
-        needs, windows = [one.need for one in questions], sum(read.tokens for read in missing)
-        return self._budget.sizes.batch(needs, windows, self._loop.capacity)
+        needs = [one.need for one in questions]
+        return self._budget.sizes.batch(needs, _sum_tokens(missing), self._loop.capacity)
 
     def _settle(self) -> None:
         """Release the memory of those that left; what the others share is computed later."""
@@ -488,6 +477,10 @@ def answer_all(
     finally:
         batch.close()
     return [answers[one] if one in answers else one.exclusive_answer() for one in questions]
+
+
+def _sum_tokens(reads: Sequence[Wanted]) -> int:
+    return sum(len(one.planned.ids) for one in reads)
 
 
 def _tokens(question: Question) -> int:
