@@ -15,7 +15,6 @@ from typing import Any
 import torch
 
 from rag_windows import Passage, PassageCache, WindowedLM
-from rag_windows.batching.loop import SharedEncoder
 from rag_windows.engine import Engine
 from rag_windows.generate import Decoder
 from rag_windows.kv import Windows
@@ -23,6 +22,7 @@ from rag_windows.methods import Method
 from rag_windows.prefill import EncodedContext
 from rag_windows.request import BatchRequest, Request
 from rag_windows.steps.packed_rows import FedRow, Plan, RowCaches, read_rows
+from rag_windows.windows import WindowStore
 
 MAX_NEW_TOKENS = 40
 """Of an answer that is generated."""
@@ -85,7 +85,7 @@ class Answerer:
 
     def __init__(self, lm: WindowedLM) -> None:
         self.lm, self.engine = lm, lm.engine
-        self._encoder = SharedEncoder(self.engine.plain_encoder)
+        self._encoder = WindowStore(self.engine.plain_encoder).for_batch()
         # Of the question before, so that the prefix is there.
         self._held: list[EncodedContext] = []
 

@@ -24,18 +24,18 @@ from rag_windows.attention.layers import (
     prompt_limit,
 )
 from rag_windows.attention.mirror import ModelMirror
-from rag_windows.cache.encoder import CachedEncoder
 from rag_windows.cache.fingerprint import ModelIdentity, TokenizerIdentity
 from rag_windows.cache.passage_cache import PassageCache
 from rag_windows.errors import ModelError, ProfileError
 from rag_windows.generate import Decoder
 from rag_windows.loading import input_device
 from rag_windows.methods import APE, PCW, Auto, Method, resolve
-from rag_windows.prefill import ModelEncoder, WindowEncoder, encode_context
+from rag_windows.prefill import ModelEncoder
 from rag_windows.prompt.builder import Header, Prompt
 from rag_windows.prompt.detokenize import Detokenizer
 from rag_windows.prompt.reasoning import ReasoningFormat
 from rag_windows.sampling import whole_number
+from rag_windows.windows import CacheAccess, WindowStore
 
 logger = logging.getLogger(__name__)
 
@@ -55,8 +55,8 @@ class Engine:
     Attributes:
         position_limit: positions that windows may use, or None for no limit.
         prompt_limit: those of a prompt without windows.
-        plain_encoder: encodes windows.
-        encoder: asks the cache before it does, where there is one.
+        plain_encoder: runs the model over windows.
+        encoder: finds windows where there is a cache, and encodes the others.
         numbered: whether windows hold where their passage stands among the others.
     """
 
@@ -158,11 +158,12 @@ class Engine:
     def _attach(self, cache: PassageCache | None) -> None:
         self.cache = cache
         plain = self.plain_encoder
-        self.encoder: WindowEncoder = plain
+        access = None
         if cache is not None:
             self._warn_of_clock()
             identity = ModelIdentity(self.model, plain, self._revision, cache.weight_sums)
-            self.encoder = CachedEncoder(plain, cache, identity, self._tokenizer_identity)
+            access = CacheAccess(cache, identity, self._tokenizer_identity)
+        self.encoder = WindowStore(plain, access)
 
     def _warn_of_clock(self) -> None:
         """Say once that the cache finds little, where the chat template asks the clock."""
@@ -177,7 +178,7 @@ def _check(model: PreTrainedModel, decoder: Decoder, prompt: Prompt | None) -> N
     """Refuse a model whose attention can't be split, when it is wrapped and when it was edited."""
 
     def split(prefix: Sequence[int], window: Sequence[int], query: Sequence[int]) -> torch.Tensor:
-        context = encode_context(decoder.runner, prefix, [window], PCW())
+        context = WindowStore(decoder.runner).encode_ids(prefix, [window], PCW())
         return decoder.forward(context, torch.tensor([list(query)]))[0].float()
 
     check_config(model)

@@ -17,7 +17,6 @@ from rag_windows import loading
 from rag_windows.batching.batch import answer_all
 from rag_windows.batching.questions import Question, stream
 from rag_windows.batching.scheduler import Scheduler, shared_scheduler
-from rag_windows.cache.encoder import CachedEncoder
 from rag_windows.cache.folder import in_home
 from rag_windows.cache.passage_cache import PassageCache, Size
 from rag_windows.calibration import Example, Profile
@@ -37,7 +36,7 @@ from rag_windows.icl.scoring import Score
 from rag_windows.methods import Auto, Method
 from rag_windows.methods.linked import Choose, LinkTokens
 from rag_windows.passage import passages_of
-from rag_windows.prefill import EncodedContext, OnEncoded, encode_context
+from rag_windows.prefill import EncodedContext, OnEncoded
 from rag_windows.prompt.builder import Header
 from rag_windows.prompt.conversation import Conversation, behind_own_system
 from rag_windows.request import DEFAULT_NEW_TOKENS, BatchRequest, Messages, PassageLike
@@ -232,8 +231,8 @@ class WindowedLM:
         Raises:
             InputError: there is no cache, or windows of this model are not cached.
         """
-        encoder = self.engine.encoder
-        model, tokenizer = encoder.identity() if isinstance(encoder, CachedEncoder) else (None, b"")
+        access = self.engine.encoder.access
+        model, tokenizer = (None, b"") if access is None else access.identity()
         if model is None:
             raise InputError(
                 "Windows of this model are not cached, so it has no fingerprint. Load it with "
@@ -743,9 +742,7 @@ class WindowedLM:
             before: ids in front of each window in its document, for a method with neighbours.
         """
         by = self.engine.method_of(method)
-        return encode_context(
-            self.engine.encoder, prefix_ids, windows, by, scores=scores, before=before
-        )
+        return self.engine.encoder.encode_ids(prefix_ids, windows, by, scores=scores, before=before)
 
     def logits(self, context: EncodedContext, query_ids: Sequence[int]) -> torch.Tensor:
         """Logits of each query token.

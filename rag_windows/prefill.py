@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Collection, Generator, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import torch
 from transformers import DynamicCache, PreTrainedModel
@@ -21,30 +21,24 @@ from rag_windows.attention.layers import (
 )
 from rag_windows.attention.layout import AllCaptured, Capture, TextsLayout, use_layout
 from rag_windows.attention.mirror import ModelMirror
-from rag_windows.errors import GenerationError, InputError
-from rag_windows.kv import Members, Window, WindowBuffer, Windows
+from rag_windows.errors import GenerationError
+from rag_windows.kv import Members, Window, Windows
 from rag_windows.loading import input_device
 from rag_windows.methods import DeepThinking, Method, Sequential
 from rag_windows.methods.base import waits_for_query, window_starts
-from rag_windows.steps.recompute import check_passes, recompute, refine
+from rag_windows.steps.recompute import check_passes, refine
 from rag_windows.steps.rows_cache import RowsCache
 
 
-def chunks(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
+def packed(lengths: Sequence[int], max_tokens: int) -> list[int]:
     """Indices of windows that share a forward pass of at most ``max_tokens``, longest first.
 
     Windows of equal length stand beside each other; one longer than a pass has a pass of its own.
     """
-    made: list[list[int]] = []
-    held = 0
-    for index in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
-        if made and held + lengths[index] <= max_tokens:
-            made[-1].append(index)
-            held += lengths[index]
-        else:
-            made.append([index])
-            held = lengths[index]
-    return made
+    order = sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))
+    totals = accumulate(lengths[i] for i in order)
+    fitting = [i for i, total in zip(order, totals, strict=True) if total <= max_tokens]
+    return fitting or order[:1]
 
 
 def beginnings(texts: Sequence[Sequence[int]], starts: Sequence[int]) -> list[list[int]]:
@@ -234,37 +228,6 @@ def _seen(
     return [(*sink, *(token for ids in each for token in ids)) for each in near]
 
 
-@dataclass(frozen=True, slots=True)
-class Encoded:
-    """Prefix and windows of one request.
-
-    Attributes:
-        prefix: None if it is empty.
-        windows: in the order given.
-        cached_tokens: those of all tokens that were not computed for this request.
-        found: indices of windows that were not.
-    """
-
-    prefix: Window | None
-    windows: list[Window] = field(repr=False)
-    cached_tokens: int = 0
-    found: tuple[int, ...] = ()
-
-
-class WindowEncoder(Protocol):
-    """What turns prefix and windows into keys and values: a `ModelEncoder`, or a cache before."""
-
-    def prefill(self, plan: EncodingPlan, on_encoded: OnEncoded | None = None) -> Prefill[Encoded]:
-        """Encode what one request reads.
-
-        ``on_encoded`` is called after each forward pass; windows found in a cache count.
-        """
-
-    @property
-    def runner(self) -> ModelEncoder:
-        """What runs the model."""
-
-
 class ModelEncoder:
     """Runs the model over prefix and windows and keeps each layer's keys and values.
 
@@ -304,11 +267,6 @@ class ModelEncoder:
         self._version = version
 
     @property
-    def runner(self) -> ModelEncoder:
-        """Itself."""
-        return self
-
-    @property
     def model(self) -> PreTrainedModel:
         """The model that encodes."""
         return self.mirror.model
@@ -320,64 +278,37 @@ class ModelEncoder:
             return self._max_batch_tokens
         return PASS_TOKENS[input_device(self.model).type != "cpu"]
 
-    def prefill(self, plan: EncodingPlan, on_encoded: OnEncoded | None = None) -> Prefill[Encoded]:
-        """Encode what one request reads."""
-        self.follow()
-        prefix = self.encode_prefix(plan.prefix_ids)
-        if prefix is not None:
-            yield 0.0
-        made = yield from self.prefill_windows(prefix, plan, on_encoded)
-        return Encoded(prefix, made)
-
-    def encode_prefix(self, ids: Sequence[int]) -> Window | None:
-        """Encode the prefix at positions 0..p-1; None if it is empty."""
-        if not ids:
-            return None
-        return self.run([ids], [0], None)[0]
-
-    def prefill_windows(
-        self, prefix: Window | None, plan: EncodingPlan, on_encoded: OnEncoded | None = None
-    ) -> Prefill[list[Window]]:
-        """Encode what one request reads, side by side in memory and in the order given."""
-        encoded: dict[int, Window] = {}
-        windows = plan.windows
-        buffer = WindowBuffer([len(one.ids) for one in windows])
-        for batch in self.encode_batches(prefix, windows, plan.method.refinement):
-            encoded |= {index: buffer.put(index, window) for index, window in batch.items()}
-            if on_encoded is not None:
-                on_encoded(len(encoded), len(windows))
-            yield 0.0
-        return [encoded[index] for index in range(len(windows))]
-
-    def encode_batches(
+    def encode_pass(
         self,
         prefix: Window | None,
         windows: Sequence[PlannedWindow],
         refinement: DeepThinking | None = None,
-    ) -> Iterator[dict[int, Window]]:
-        """Encode windows, packed without padding, pass by pass: windows by their index.
+    ) -> dict[int, Window]:
+        """Encode some windows in one forward pass, packed without padding: the longest ones.
 
         Each one's tokens ``before`` run with it, directly in front, and what they give is left out.
+
+        Returns:
+            Windows by their index, as views of the pass's tensors.
         """
-        texts = [(*one.before, *one.ids) for one in windows]
+        texts = [one.before + one.ids for one in windows]
         firsts = [one.start - len(one.before) for one in windows]
         # A refined token has seen all of its text, so that no other text has the same one.
         separate = refinement is not None or not any(one.before for one in windows)
         runs = [[i] for i in range(len(windows))] if separate else beginnings(texts, firsts)
-        longest = [run[0] for run in runs]
-        lengths = [len(texts[i]) for i in longest]
+        lengths = [len(texts[run[0]]) for run in runs]
         if refinement is not None:
             check_passes(refinement, firsts, lengths, self._position_limit, "Window {}".format)
-        for chunk in chunks(lengths, self.pass_tokens):
-            whole = [longest[i] for i in chunk]
-            made = self.run([texts[i] for i in whole], [firsts[i] for i in whole], prefix)
-            if refinement is not None:
-                made = refine(refinement, self.run, made, prefix)
-            yield {
-                i: window.stretch(len(windows[i].before), len(texts[i]))
-                for run, window in zip((runs[i] for i in chunk), made, strict=True)
-                for i in run
-            }
+        runs = [runs[i] for i in packed(lengths, self.pass_tokens)]
+        longest = [run[0] for run in runs]
+        made = self.run([texts[i] for i in longest], [firsts[i] for i in longest], prefix)
+        if refinement is not None:
+            made = refine(refinement, self.run, made, prefix)
+        return {
+            i: window.stretch(len(windows[i].before), len(texts[i]))
+            for run, window in zip(runs, made, strict=True)
+            for i in run
+        }
 
     @torch.no_grad()
     def run(
@@ -562,73 +493,3 @@ def read_by(
         groups=torch.tensor(list(groups)),
         n_groups=n_groups,
     )
-
-
-def prefill_context(
-    encoder: WindowEncoder, plan: EncodingPlan, on_encoded: OnEncoded | None = None
-) -> Prefill[EncodedContext]:
-    """Encode prefix and windows of a plan; ``on_encoded`` as in `WindowEncoder.prefill`.
-
-    Raises:
-        InputError: a window without a score that the method needs.
-    """
-    if not plan.windows:
-        return EncodedContext(plan.prefix_ids, None, plan.method, len(plan.prefix_ids))
-    plan.check_scores()
-    encoded = yield from encoder.prefill(plan, on_encoded)
-    made, method = encoded.windows, plan.method
-    scores = tuple(score for score in plan.scores if score is not None)
-    scores = scores if len(scores) == len(made) else ()
-    n_groups = max(plan.groups) + 1
-    context = EncodedContext(
-        prefix_ids=plan.prefix_ids,
-        prefix=encoded.prefix,
-        method=method,
-        query_start=max(window.end for window in made),
-        windows=read_by(method, made, plan.groups, n_groups, scores, plan.lengths),
-        lengths=plan.lengths,
-        groups=plan.groups,
-        n_groups=n_groups,
-        scores=scores,
-        cached_tokens=encoded.cached_tokens,
-        encoded_windows=len(made) - len(encoded.found),
-        found=tuple(encoded.found),
-    )
-    if method.recompute is None or context.waits:
-        return context
-    again = recompute(encoder.runner, made, encoded.prefix, method.recompute)
-    return context.encoded_again(*again)
-
-
-def encode_context(
-    encoder: WindowEncoder,
-    prefix_ids: Sequence[int],
-    windows: Sequence[Sequence[int]],
-    method: Method,
-    *,
-    scores: Sequence[float | None] = (),
-    before: Sequence[Sequence[int]] = (),
-) -> EncodedContext:
-    """Encode token ids at once, each window a citation group of its own.
-
-    ``before`` is of each window one chunk in front of it, which may have no tokens; or none.
-
-    Raises:
-        InputError: a window without tokens or without a score that the method needs, or ``before``
-            of other windows or for a method without neighbours.
-    """
-    if before and not method.neighbours:
-        raise InputError(
-            f"The method {method.name!r} encodes windows without neighbours. Use one such as "
-            "'neighbours+pcw', or leave before= out."
-        )
-    if before and len(before) != len(windows):
-        raise InputError(
-            f"before= has {len(before)} lists for {len(windows)} windows. Give one for each, an "
-            "empty one where nothing stands in front."
-        )
-    chunks = [[tuple(ids)] for ids in before]
-    plan = EncodingPlan.of(prefix_ids, windows, method, chunks=chunks, scores=scores)
-    if 0 in plan.lengths:
-        raise InputError(f"Window {plan.lengths.index(0)} has no tokens. Leave it out.")
-    return complete(prefill_context(encoder, plan))

@@ -23,9 +23,7 @@ from rag_windows.prefill import (
     OnEncoded,
     Prefill,
     Source,
-    WindowEncoder,
     complete,
-    prefill_context,
 )
 from rag_windows.prompt.answer_form import FORMS, with_form
 from rag_windows.prompt.builder import Prompt, PromptParts
@@ -35,6 +33,7 @@ from rag_windows.prompt.reasoning import ReasoningFormat
 from rag_windows.sampling import LogprobRecorder, check_counts, recorder_of, whole_number
 from rag_windows.steps.recompute import check_passes
 from rag_windows.steps.removal import refusal
+from rag_windows.windows import WindowStore
 
 Messages = str | Sequence[Mapping[str, Any]] | Conversation
 PassageLike = Passage | str | Mapping[str, Any]
@@ -288,18 +287,16 @@ class Request:
         form, written = self.reasoning, self.detokenizer.text(ids)
         return (written, "", written) if form is None else (written, *form.split(written))
 
-    def prefill(self, encoder: WindowEncoder | None = None) -> Prefill[EncodedContext]:
+    def prefill(self, encoder: WindowStore | None = None) -> Prefill[EncodedContext]:
         """Encode what queries of it read, pass by pass."""
         encoder, report = encoder or self.engine.encoder, self.on_encoded
-        return prefill_context(
-            encoder, self.plan, None if report is None else report_stop_iteration(report)
-        )
+        return encoder.prefill(self.plan, None if report is None else report_stop_iteration(report))
 
-    def encode(self, encoder: WindowEncoder | None = None) -> EncodedContext:
+    def encode(self, encoder: WindowStore | None = None) -> EncodedContext:
         """`prefill`, at once."""
         return complete(self.prefill(encoder))
 
-    def prefill_for_query(self, encoder: WindowEncoder | None = None) -> Prefill[EncodedContext]:
+    def prefill_for_query(self, encoder: WindowStore | None = None) -> Prefill[EncodedContext]:
         """`prefill`, and what of the method waits for its own query."""
         context = yield from self.prefill(encoder)
         if context.waits:

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Sequence, Sized
 from dataclasses import dataclass
 from itertools import islice
 
-from rag_windows.cache.encoder import CachedEncoder
 from rag_windows.engine import Engine
 from rag_windows.errors import InputError
 from rag_windows.passage import Passage, refuse_single, with_neighbours
@@ -52,7 +51,7 @@ def warm(
     """See `WindowedLM.warm`."""
     begun = time.perf_counter()
     encoder, cache = engine.encoder, engine.cache
-    if cache is None or not isinstance(encoder, CachedEncoder):
+    if cache is None:
         raise InputError(
             "This model has no passage cache to warm. Load it with cache=True or "
             "cache=PassageCache(...)."
@@ -66,7 +65,7 @@ def warm(
     while chunk := [Passage.of(passage) for passage in islice(remaining, CHUNK)]:
         plan = Request.of(engine, BatchRequest(conversation or "?", chunk, prefix)).plan
         if missing := encoder.missing(plan):
-            complete(encoder.prefill(plan.only(missing), patient=True, ttl=ttl))
+            complete(encoder.obtain(plan.only(missing), patient=True, ttl=ttl))
         done += len(chunk)
         encoded += len(missing)
         present += len(plan.windows) - len(missing)

@@ -11,13 +11,14 @@ from weakref import WeakKeyDictionary
 from transformers.generation import GenerateDecoderOnlyOutput
 
 from rag_windows.batching.budget import Budget
-from rag_windows.batching.loop import BatchLoop, SharedEncoder
-from rag_windows.batching.questions import Question, free_frames
+from rag_windows.batching.loop import BatchLoop
+from rag_windows.batching.questions import Question, free_frames, sum_tokens
 from rag_windows.batching.row import Row
 from rag_windows.cache.passage_cache import Size
 from rag_windows.engine import Engine
 from rag_windows.prefill import EncodedContext
 from rag_windows.results import Generation
+from rag_windows.windows import WindowStore
 
 Ended = tuple[Question, Generation | BaseException]
 """A question that left the batch, and its answer or what ended it."""
@@ -42,7 +43,7 @@ class Batch:
         self._refused: tuple[Question, int] | None = None
         self._loop = BatchLoop(engine.encoder, engine.decoder)
         # Of other tenants, who read no window of each other's.
-        self._encoders: WeakKeyDictionary[Engine, SharedEncoder] = WeakKeyDictionary()
+        self._encoders: WeakKeyDictionary[Engine, WindowStore] = WeakKeyDictionary()
         self._encoders[engine] = self._loop.encoder
         self._entering: list[Question] = []
         self._questions: dict[Row, Question] = {}
@@ -78,7 +79,7 @@ class Batch:
             return False
         self._size = size
         engine = question.engine
-        encoder = self._encoders.setdefault(engine, SharedEncoder(engine.encoder))
+        encoder = self._encoders.setdefault(engine, engine.encoder.for_batch())
         question.prefill = question.request.prefill_for_query(encoder)
         self._entering.append(question)
         return True
@@ -96,10 +97,11 @@ class Batch:
     def _exact_size(self, *joining: Question) -> int:
         """The same, but for windows that several read or the cache holds; it takes a while."""
         questions = [*self._asked, *joining]
-        reads = {read.key: read for question in questions for read in question.reads}
+        # What another tenant's question reads is held for that tenant.
+        reads = {(id(one.engine), read.key): read for one in questions for read in one.reads}
         missing = self._budget.missing(self._engine.cache, reads.values())
-        needs, windows = [one.need for one in questions], sum(read.tokens for read in missing)
-        return self._budget.sizes.batch(needs, windows, self._loop.capacity)
+        needs = [one.need for one in questions]
+        return self._budget.sizes.batch(needs, sum_tokens(missing), self._loop.capacity)
 
     def _settle(self) -> None:
         """Release the memory of those that left; what the others share is computed later."""

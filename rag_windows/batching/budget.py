@@ -19,6 +19,7 @@ from rag_windows.prefill import PASS_TOKENS
 from rag_windows.request import Request
 from rag_windows.steps.ensemble import MAX_LOGITS
 from rag_windows.steps.likelihood import MOST_TOKENS
+from rag_windows.windows import Wanted
 
 DEFAULT_SHARE = "75%"
 """Share of the memory that is free when the first of a batch's questions is asked."""
@@ -85,21 +86,6 @@ def need_of(request: Request, sequences: int = 1) -> Need:
         passes=tuple(map(sum, zip(seen, windows, strict=True))) if any(seen) else (),
         removals=0 if request.removals is None else len(request.passages),
     )
-
-
-@dataclass(frozen=True, slots=True)
-class Read:
-    """A prefix or window that a question reads.
-
-    Attributes:
-        key: what equal ones have in common.
-        name: of the entry in a passage cache, or None.
-        tokens: how many it has.
-    """
-
-    key: Hashable
-    name: str | None
-    tokens: int
 
 
 class Sizes:
@@ -221,7 +207,7 @@ class Budget:
             share = DEFAULT_SHARE if given is None else given
             self.limit = parse_size(share, "max_bytes", None if free is None else max(2, free))
 
-    def missing(self, cache: PassageCache | None, reads: Iterable[Read]) -> list[Read]:
+    def missing(self, cache: PassageCache | None, reads: Iterable[Wanted]) -> list[Wanted]:
         """Those that still need memory: the cache does not hold them in the form that is read."""
         reads, held = [*reads], set[str]()
         if cache is not None and len(self.sizes.by_device) == 1:

@@ -19,10 +19,8 @@ import torch
 from transformers import StoppingCriteria
 
 from rag_windows.attention.layers import table_limit
-from rag_windows.batching.budget import Budget, Need, Read, need_of
-from rag_windows.batching.loop import shared_keys
+from rag_windows.batching.budget import Budget, Need, need_of
 from rag_windows.batching.row import served
-from rag_windows.cache.encoder import CachedEncoder
 from rag_windows.citations import TokenWeights, cited, is_supported, shares_of, statements
 from rag_windows.engine import Engine
 from rag_windows.errors import GenerationError, without_stop_iteration
@@ -35,6 +33,7 @@ from rag_windows.results import Chunk, Fallback, FinishReason, Generation, State
 from rag_windows.sampling import BATCHING, Cancelled, FirstToken, StopStrings
 from rag_windows.steps.removal import Removal
 from rag_windows.threads import Worker
+from rag_windows.windows import Wanted
 
 OnChunk = Callable[[Chunk | None], None]
 """Called with each piece of an answer once it is final, the last of which holds the whole answer,
@@ -139,21 +138,9 @@ class Question(Future[Generation]):
         return max(option(self.request.options, name) or 1 for name in BATCHING)
 
     @cached_property
-    def reads(self) -> list[Read]:
+    def reads(self) -> list[Wanted]:
         """Prefix and windows."""
-        if not self.need.windows:
-            return []
-        encoder, plan = self.engine.encoder, self.request.plan
-        prefix, keys = shared_keys(encoder.runner, plan)
-        head, names = (
-            encoder.keys(plan) if isinstance(encoder, CachedEncoder) else (None, [None] * len(keys))
-        )
-        known = [(prefix, head), *zip(keys, names, strict=True)][-len(self.need.windows) :]
-        # What another tenant's question reads is held for that tenant.
-        return [
-            Read((id(self.engine), *key), name, n)
-            for (key, name), n in zip(known, self.need.windows, strict=True)
-        ]
+        return self.engine.encoder.reads(self.request.plan) if self.need.windows else []
 
     def reserve(self, budget: Budget) -> None:
         """Compute how many bytes it needs as the only question.
@@ -163,7 +150,7 @@ class Question(Future[Generation]):
         """
         tokens = sum(self.need.windows)
         if not budget.could_fit(self._size(budget, tokens)):
-            tokens = sum(one.tokens for one in budget.missing(self.engine.cache, self.reads))
+            tokens = sum_tokens(budget.missing(self.engine.cache, self.reads))
         self.bytes = self._size(budget, tokens)
         if not budget.could_fit(self.bytes):
             raise budget.refusal(self.need, tokens, self.bytes)
@@ -462,6 +449,11 @@ def stream(engine: Engine, asked: BatchRequest) -> Iterator[Chunk]:
             worker.join()
 
     return answered()
+
+
+def sum_tokens(reads: Sequence[Wanted]) -> int:
+    """Of prefixes and windows together."""
+    return sum(len(one.planned.ids) for one in reads)
 
 
 def free_frames(error: BaseException) -> bool:

@@ -40,6 +40,7 @@ from rag_windows.prompt.conversation import Conversation
 from rag_windows.request import BatchRequest, Messages, PassageLike, Request, check_limits
 from rag_windows.sampling import FirstToken
 from rag_windows.visible_text import strict_json
+from rag_windows.windows import WindowStore
 
 T = TypeVar("T")
 
@@ -426,7 +427,7 @@ class _Measuring:
 
     def _in_order(self, request: Request) -> EncodedContext:
         """Not cached: nothing else would read this order of passages."""
-        return request.encode(self.engine.plain_encoder)
+        return request.encode(WindowStore(self.engine.plain_encoder))
 
     def _context(
         self, number: int, ready: _Ready, method: Method

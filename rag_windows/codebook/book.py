@@ -14,7 +14,6 @@ import torch
 from transformers import PreTrainedModel
 
 from rag_windows.cache.codec import Entry
-from rag_windows.cache.encoder import CachedEncoder
 from rag_windows.cache.keys import fields
 from rag_windows.cache.passage_cache import PassageCache
 from rag_windows.codebook.index import CodebookIndex, Record, Stamp, require_json
@@ -154,7 +153,7 @@ class PassageBook:
         self.codebook = codebook
         self.path = path
         self.prefix = prefix
-        self._encoder: CachedEncoder = engine.encoder
+        self._encoder, self._access = engine.encoder, engine.encoder.access
         self._question: Messages = "?" if conversation is None else conversation
         asked = BatchRequest(self._question, [Passage("?")], prefix, method)
         request = Request.of(engine, asked)
@@ -418,7 +417,7 @@ class PassageBook:
 
     def _identity(self) -> dict[str, Any]:
         """All that windows depend on, by names for people; JSON."""
-        model, tokenizer = self._encoder.identity()
+        model, tokenizer = self._access.identity()
         if model is None:
             raise CacheError(
                 "This model can't have a book: it has forward hooks or a patched forward, so "
@@ -479,8 +478,8 @@ class PassageBook:
         depth = len(self._encoder.runner.sliding_windows)
         kind = f"pages {search.layers_of(depth)} {search.page} {search.similarity == 'cosine'}"
         model = bytes.fromhex(self._identity()["model"])
-        whole = self._encoder.scope(model, self._prefix_ids, encoding)
-        searched = self._encoder.scope(model, self._prefix_ids, f"{kind} of {encoding}")
+        whole = self._access.scope(model, self._prefix_ids, encoding)
+        searched = self._access.scope(model, self._prefix_ids, f"{kind} of {encoding}")
         keys = [
             (whole.window_key(one.ids, one.start), searched.window_key(one.ids, one.start))
             for one in plan.windows
@@ -488,7 +487,7 @@ class PassageBook:
         disk = self.cache.disk
         found = {} if disk is None else disk.get_many([pages for _, pages in keys])
         missing = [at for at, (_, pages) in enumerate(keys) if pages not in found]
-        encoded = complete(self._encoder.prefill(plan.only(missing), patient=True)).windows
+        encoded = complete(self._encoder.obtain(plan.only(missing), patient=True)).windows
         rows = {key: entry.window.keys[0][0] for key, entry in found.items()}
         for at, window in zip(missing, encoded, strict=True):
             key = keys[at][1]
@@ -513,7 +512,7 @@ class PassageBook:
                 "prefix, or make a book with prefix= or conversation= as in your requests."
             )
         plan = EncodingPlan.of(self._prefix_ids, [], self.method)
-        encoded = complete(self._encoder.prefill(plan))
+        encoded = complete(self._encoder.obtain(plan))
         window = encode_query(self._encoder.runner, encoded.prefix, request.parts.query_ids)
         return self.codebook.tokens(window).cpu()
 
