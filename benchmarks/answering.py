@@ -10,20 +10,19 @@ nearly equal may swap. Part of the questions is written by `WindowedLM.generate_
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
 
 from rag_windows import Passage, PassageCache, WindowedLM
-from rag_windows.batching.loop import SharedEncoder
 from rag_windows.engine import Engine
 from rag_windows.generate import Decoder
 from rag_windows.kv import Windows
 from rag_windows.methods import Method
 from rag_windows.prefill import EncodedContext
-from rag_windows.request import Request
+from rag_windows.request import BatchRequest, Request
 from rag_windows.steps.packed_rows import FedRow, Plan, RowCaches, read_rows
+from rag_windows.windows import WindowStore
 
 MAX_NEW_TOKENS = 40
 """Of an answer that is generated."""
@@ -40,10 +39,11 @@ def requests(engine: Engine, asked: Asked, methods: Sequence[Method]) -> list[Re
         key = one.windowed, one.encoding, one.neighbours
         if key not in made:
             messages, passages = asked
-            made[key] = engine.request(
+            question = BatchRequest(
                 list(messages), passages, method=one, max_new_tokens=MAX_NEW_TOKENS
             )
-        found.append(replace(made[key], method=one))
+            made[key] = Request.of(engine, question)
+        found.append(made[key].with_method(one))
     return found
 
 
@@ -85,7 +85,7 @@ class Answerer:
 
     def __init__(self, lm: WindowedLM) -> None:
         self.lm, self.engine = lm, lm.engine
-        self._encoder = SharedEncoder(self.engine.plain_encoder)
+        self._encoder = WindowStore(self.engine.plain_encoder).for_batch()
         # Of the question before, so that the prefix is there.
         self._held: list[EncodedContext] = []
 
@@ -96,7 +96,7 @@ class Answerer:
         query = made[0].parts.query_ids
         contexts = []
         for request in made:
-            context = engine.encode(request, encoder=self._encoder)
+            context = request.encode(self._encoder)
             contexts.append(engine.decoder.for_query(context, query))
             self._held.append(context)
         del self._held[: -len(made)]
@@ -159,10 +159,10 @@ class Answerer:
         longest = max((one.text for one in passages), key=len)
         other = Passage(f"{longest} {longest}", title="Another one", score=0.0)
         (request,) = requests(lm.engine, (messages, [other, *reversed(passages)]), [method])
-        lm.engine.encode(request)
+        request.encode()
         (request,) = requests(lm.engine, asked, [method])
-        kept = lm.engine.encode(request)
-        same = lm.engine.decoder.for_query(lm.engine.encode(request), request.parts.query_ids)
+        kept = request.encode()
+        same = lm.engine.decoder.for_query(request.encode(), request.parts.query_ids)
         tokens = len(request.parts.prefix_ids) + same.window_tokens
         share = (tokens - same.cached_tokens) / same.window_tokens
         return share, kept.cached_windows == len(same.lengths)

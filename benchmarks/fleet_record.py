@@ -16,6 +16,7 @@ from collections.abc import Sequence
 
 from benchmarks.fleet import Record, RecordedQuestion, checked
 from rag_windows import BatchRequest, Passage, PassageCache, WindowedLM
+from rag_windows.request import Request
 from rag_windows_server.fleet.routing import (
     ROUTINGS,
     Held,
@@ -66,7 +67,7 @@ def recorded(lm: WindowedLM, routing: str, count: int, memory: int) -> Record:
         best = ROUTINGS[routing](asked, fleet)[0]
         known[best].sent(digests, now)
         given = [passages[one] for one in chosen]
-        _, request = lm.engine.ask(BatchRequest.of({"query": "What?", "passages": given}))
+        request = Request.of(lm.engine, BatchRequest("What?", given))
         tokens = [len(window.ids) for window in request.parts.windows]
         answer = models[best].generate("What?", given, max_new_tokens=1)
         cached = max(0, answer.usage.cached_tokens - len(request.parts.prefix_ids))

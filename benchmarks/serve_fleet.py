@@ -44,6 +44,7 @@ from benchmarks.fleet import Record, RecordedQuestion
 from benchmarks.serve import LONG_S, Answer, Question, Run, Server
 from rag_windows import BatchRequest, PassageCache, WindowedLM
 from rag_windows.cache.passage_cache import parse_size
+from rag_windows.request import Request
 from rag_windows.samples import samples_path
 from rag_windows_eval.benchmark.result import table
 from rag_windows_retrievers import load_documents
@@ -115,7 +116,7 @@ def questions(count: int, seed: int = 0) -> list[Asked]:
         text = rng.choice(known or list(asked_of.values()))
         passages = [texts[one] for one in numbers]
         shape: dict[str, Any] = {"long": index % 4 == 0, "streamed": rng.random() < 0.5}
-        _, request = lm.engine.ask(BatchRequest.of({"query": text, "passages": passages}))
+        request = Request.of(lm.engine, BatchRequest(text, passages))
         shape |= {
             "numbers": numbers,
             "tokens": tuple(len(window.ids) for window in request.parts.windows),

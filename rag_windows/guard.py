@@ -1,8 +1,8 @@
 """The guard: reads passages in one prompt where windows are likely to answer worse, and reports it.
 
 docs/which_method.md says when to use it, benchmarks/results/guard.md what each signal is worth. The
-guard knows nothing of a request but its windows and its query; the engine asks it, and answers as
-it chose.
+guard knows nothing of a request but its windows and its query; a question asks it, and is answered
+as it chose.
 """
 
 from __future__ import annotations

@@ -14,15 +14,15 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from rag_windows import loading
-from rag_windows.batching.questions import answer_all, checked, stream
+from rag_windows.batching.batch import answer_all
+from rag_windows.batching.questions import Question, stream
 from rag_windows.batching.scheduler import Scheduler, shared_scheduler
-from rag_windows.cache.encoder import CachedEncoder
 from rag_windows.cache.folder import in_home
 from rag_windows.cache.passage_cache import PassageCache, Size
 from rag_windows.calibration import Example, Profile
 from rag_windows.calibration.compare import KEEP_BYTES, By, Metric, OnProgress, compare
 from rag_windows.codebook.book import OnPrepared, PassageBook
-from rag_windows.engine import Engine, OnWarmed, Warmed
+from rag_windows.engine import Engine
 from rag_windows.errors import InputError, report_stop_iteration
 from rag_windows.guard import FallbackOption
 from rag_windows.icl.classifier import (
@@ -36,12 +36,13 @@ from rag_windows.icl.scoring import Score
 from rag_windows.methods import Auto, Method
 from rag_windows.methods.linked import Choose, LinkTokens
 from rag_windows.passage import passages_of
-from rag_windows.prefill import EncodedContext, OnEncoded, encode_context
+from rag_windows.prefill import EncodedContext, OnEncoded
 from rag_windows.prompt.builder import Header
 from rag_windows.prompt.conversation import Conversation, behind_own_system
 from rag_windows.request import DEFAULT_NEW_TOKENS, BatchRequest, Messages, PassageLike
 from rag_windows.results import Chunk, Generation
 from rag_windows.sampling import check_counts, whole_number
+from rag_windows.warm import OnWarmed, Warmed, warm
 
 OWN_METHOD = "rag_windows_method"
 """In a model's config: the method with which it was trained to read."""
@@ -230,8 +231,8 @@ class WindowedLM:
         Raises:
             InputError: there is no cache, or windows of this model are not cached.
         """
-        encoder = self.engine.encoder
-        model, tokenizer = encoder.identity() if isinstance(encoder, CachedEncoder) else (None, b"")
+        access = self.engine.encoder.access
+        model, tokenizer = (None, b"") if access is None else access.identity()
         if model is None:
             raise InputError(
                 "Windows of this model are not cached, so it has no fingerprint. Load it with "
@@ -330,8 +331,7 @@ class WindowedLM:
             fallback=fallback,
             options=generate_kwargs,
         )
-        engine, request = self.engine.ask(asked)
-        return engine.answer(request)
+        return Question(self.engine, asked).answer()
 
     @report_stop_iteration
     def stream(
@@ -352,8 +352,7 @@ class WindowedLM:
             arguments: the other arguments of `generate`.
         """
         asked = BatchRequest.of({**arguments, "query": query, "passages": passages})
-        engine, request = self.engine.ask(asked)
-        return stream(engine, request)
+        return stream(self.engine, asked)
 
     # What `help` and editors show: the arguments by name.
     stream.__signature__ = inspect.signature(generate).replace(  # type: ignore[attr-defined]  # what inspect looks at first
@@ -400,7 +399,7 @@ class WindowedLM:
             GenerationError: as in `generate`; no answer is returned then.
         """
         whole_number("max_rows", max_rows)
-        questions = [checked(self.engine, BatchRequest.of(request)) for request in requests]
+        questions = [Question(self.engine, request) for request in requests]
         return answer_all(self.engine, questions, max_rows, max_bytes)
 
     def scheduler(self, *, max_rows: int = 32, max_bytes: Size | None = None) -> Scheduler:
@@ -459,7 +458,8 @@ class WindowedLM:
         Raises:
             InputError: this model has no cache, or its header numbers the passages.
         """
-        return self.engine.warm(
+        return warm(
+            self.engine,
             passages,
             prefix=prefix,
             conversation=conversation,
@@ -742,9 +742,7 @@ class WindowedLM:
             before: ids in front of each window in its document, for a method with neighbours.
         """
         by = self.engine.method_of(method)
-        return encode_context(
-            self.engine.encoder, prefix_ids, windows, by, scores=scores, before=before
-        )
+        return self.engine.encoder.encode_ids(prefix_ids, windows, by, scores=scores, before=before)
 
     def logits(self, context: EncodedContext, query_ids: Sequence[int]) -> torch.Tensor:
         """Logits of each query token.

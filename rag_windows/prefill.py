@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Collection, Generator, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import torch
 from transformers import DynamicCache, PreTrainedModel
@@ -21,30 +21,24 @@ from rag_windows.attention.layers import (
 )
 from rag_windows.attention.layout import AllCaptured, Capture, TextsLayout, use_layout
 from rag_windows.attention.mirror import ModelMirror
-from rag_windows.errors import GenerationError, InputError
-from rag_windows.kv import Members, Window, WindowBuffer, Windows
+from rag_windows.errors import GenerationError
+from rag_windows.kv import Members, Window, Windows
 from rag_windows.loading import input_device
 from rag_windows.methods import DeepThinking, Method, Sequential
 from rag_windows.methods.base import waits_for_query, window_starts
-from rag_windows.steps.recompute import check_passes, recompute, refine
+from rag_windows.steps.recompute import check_passes, refine
 from rag_windows.steps.rows_cache import RowsCache
 
 
-def chunks(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
+def packed(lengths: Sequence[int], max_tokens: int) -> list[int]:
     """Indices of windows that share a forward pass of at most ``max_tokens``, longest first.
 
     Windows of equal length stand beside each other; one longer than a pass has a pass of its own.
     """
-    made: list[list[int]] = []
-    held = 0
-    for index in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
-        if made and held + lengths[index] <= max_tokens:
-            made[-1].append(index)
-            held += lengths[index]
-        else:
-            made.append([index])
-            held = lengths[index]
-    return made
+    order = sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))
+    totals = accumulate(lengths[i] for i in order)
+    fitting = [i for i, total in zip(order, totals, strict=True) if total <= max_tokens]
+    return fitting or order[:1]
 
 
 def beginnings(texts: Sequence[Sequence[int]], starts: Sequence[int]) -> list[list[int]]:
@@ -122,87 +116,116 @@ class Source:
 
 
 @dataclass(frozen=True, slots=True)
-class ToEncode:
-    """What one request reads, before it is encoded.
+class PlannedWindow:
+    """A window before it is encoded.
 
     Attributes:
-        windows: token ids, each of at least one token.
-        sources: of each window, for a cache.
-        chunks: of each window, the token ids of the chunks in front of it in its document, nearest
-            last; the method says how many of them it sees while it is encoded. Or none.
-        on_encoded: called after each forward pass; windows found in a cache count.
-        patient: whether a cache waits for the disk rather than leave something unwritten.
-        ttl: seconds for which a cache may use what is encoded now, instead of its own.
+        ids: its tokens, at least one.
+        start: position of the first of them.
+        before: tokens directly in front of it, which it sees while it is encoded; their own keys
+            and values are no part of it.
+        source: what it was made from.
     """
 
-    prefix_ids: Sequence[int]
-    windows: Sequence[Sequence[int]]
-    method: Method
-    sources: Sequence[Source] = ()
-    on_encoded: OnEncoded | None = None
-    patient: bool = False
-    ttl: float | None = None
-    chunks: Sequence[Sequence[Sequence[int]]] = ()
-
-    def only(self, indices: Sequence[int]) -> ToEncode:
-        """The same with some of the windows."""
-        sources, chunks = self.sources, self.chunks
-        return replace(
-            self,
-            windows=[self.windows[i] for i in indices],
-            sources=[sources[i] for i in indices] if sources else (),
-            chunks=[chunks[i] for i in indices] if chunks else (),
-        )
-
-    @property
-    def before(self) -> list[tuple[int, ...]]:
-        """Token ids in front of each window, which it sees while it is encoded.
-
-        Their own keys and values are no part of it.
-        """
-        method = self.method
-        if not method.windowed:
-            return [()] * len(self.windows)
-        sink = tuple(self.prefix_ids[: method.sink])
-        if not self.chunks or not method.neighbours:
-            return [sink] * len(self.windows)
-        near = [of_window[-method.neighbours :] for of_window in self.chunks]
-        return [(*sink, *(token for ids in chunks for token in ids)) for chunks in near]
-
-    @property
-    def starts(self) -> Sequence[int]:
-        """Position of each window's first token."""
-        lengths = [len(ids) for ids in self.windows]
-        seen = [len(ids) for ids in self.before]
-        return window_starts(self.method.alignment, len(self.prefix_ids), lengths, seen)
+    ids: tuple[int, ...]
+    start: int
+    before: tuple[int, ...]
+    source: Source
 
 
 @dataclass(frozen=True, slots=True)
-class Encoded:
-    """Prefix and windows of one request.
+class EncodingPlan:
+    """What one request reads, before it is encoded.
 
     Attributes:
-        prefix: None if it is empty.
-        windows: in the order given.
-        cached_tokens: those of all tokens that were not computed for this request.
-        found: indices of windows that were not.
+        prefix_ids: tokens of the prefix.
+        method: how windows are encoded and read: the request's method, or `Sequential` where that
+            one encodes every token again in sight of those before it, as an ordinary prompt does.
+        windows: as they are encoded; a method that is not windowed has one, of all tokens.
+        lengths: tokens of each window, as they were given.
+        groups: citation group of each of those.
+        scores: retrieval score of each of those, None where it has none.
     """
 
-    prefix: Window | None
-    windows: list[Window] = field(repr=False)
-    cached_tokens: int = 0
-    found: tuple[int, ...] = ()
+    prefix_ids: tuple[int, ...]
+    method: Method
+    windows: tuple[PlannedWindow, ...]
+    lengths: tuple[int, ...]
+    groups: tuple[int, ...]
+    scores: tuple[float | None, ...]
+
+    @classmethod
+    def of(
+        cls,
+        prefix_ids: Sequence[int],
+        windows: Sequence[Sequence[int]],
+        method: Method,
+        *,
+        chunks: Sequence[Sequence[Sequence[int]]] = (),
+        sources: Sequence[Source] = (),
+        groups: Sequence[int] | None = None,
+        scores: Sequence[float | None] = (),
+    ) -> EncodingPlan:
+        """Plan how prefix and windows are encoded for one method.
+
+        Args:
+            windows: token ids of each, at least one.
+            chunks: of each window, the token ids of the chunks in front of it in its document,
+                nearest last; the method says how many of them it sees. Or none.
+            sources: of each window, for errors and a cache; or none.
+            groups: by default each window is its own.
+            scores: or none.
+        """
+        prefix_ids, ids = tuple(prefix_ids), [tuple(one) for one in windows]
+        lengths = tuple(map(len, ids))
+        sources = sources or [Source(f"Window {i}") for i in range(len(ids))]
+        if method.recompute is not None and method.recompute.everything(lengths):
+            method = Sequential()
+        if method.windowed:
+            before = _seen(method, prefix_ids, chunks or [()] * len(ids))
+        else:
+            ids = [tuple(token for one in ids for token in one)] if ids else []
+            before, sources = [()] * len(ids), [Source("All passages")] * len(ids)
+        starts = window_starts(
+            method.alignment, len(prefix_ids), [*map(len, ids)], [*map(len, before)]
+        )
+        return cls(
+            prefix_ids,
+            method,
+            tuple(map(PlannedWindow, ids, starts, before, sources)),
+            lengths,
+            tuple(range(len(lengths)) if groups is None else groups),
+            tuple(scores) or (None,) * len(lengths),
+        )
+
+    def only(self, indices: Sequence[int]) -> EncodingPlan:
+        """The same with some of the windows, for a method that is windowed."""
+        return replace(
+            self,
+            windows=tuple(self.windows[i] for i in indices),
+            lengths=tuple(self.lengths[i] for i in indices),
+            groups=tuple(self.groups[i] for i in indices),
+            scores=tuple(self.scores[i] for i in indices),
+        )
+
+    def check_scores(self) -> None:
+        """Refuse windows without a score that the method needs.
+
+        Raises:
+            InputError: naming the first of them.
+        """
+        if self.method.combination is not None:
+            names = [window.source.name for window in self.windows]
+            self.method.combination.check(self.scores, names)
 
 
-class WindowEncoder(Protocol):
-    """What turns prefix and windows into keys and values: a `ModelEncoder`, or a cache before."""
-
-    def prefill(self, asked: ToEncode) -> Prefill[Encoded]:
-        """Encode what one request reads."""
-
-    @property
-    def runner(self) -> ModelEncoder:
-        """What runs the model."""
+def _seen(
+    method: Method, prefix_ids: tuple[int, ...], chunks: Sequence[Sequence[Sequence[int]]]
+) -> list[tuple[int, ...]]:
+    """Token ids in front of each window, which it sees while it is encoded."""
+    sink, count = prefix_ids[: method.sink], method.neighbours
+    near = [of_window[-count:] if count else () for of_window in chunks]
+    return [(*sink, *(token for ids in each for token in ids)) for each in near]
 
 
 class ModelEncoder:
@@ -244,11 +267,6 @@ class ModelEncoder:
         self._version = version
 
     @property
-    def runner(self) -> ModelEncoder:
-        """Itself."""
-        return self
-
-    @property
     def model(self) -> PreTrainedModel:
         """The model that encodes."""
         return self.mirror.model
@@ -260,66 +278,37 @@ class ModelEncoder:
             return self._max_batch_tokens
         return PASS_TOKENS[input_device(self.model).type != "cpu"]
 
-    def prefill(self, asked: ToEncode) -> Prefill[Encoded]:
-        """Encode what one request reads."""
-        self.follow()
-        prefix = self.encode_prefix(asked.prefix_ids)
-        if prefix is not None:
-            yield 0.0
-        made = yield from self.prefill_windows(prefix, asked)
-        return Encoded(prefix, made)
-
-    def encode_prefix(self, ids: Sequence[int]) -> Window | None:
-        """Encode the prefix at positions 0..p-1; None if it is empty."""
-        if not ids:
-            return None
-        return self.run([ids], [0], None)[0]
-
-    def prefill_windows(self, prefix: Window | None, asked: ToEncode) -> Prefill[list[Window]]:
-        """Encode what one request reads, side by side in memory and in the order given."""
-        encoded: dict[int, Window] = {}
-        windows, on_encoded = asked.windows, asked.on_encoded
-        buffer = WindowBuffer([len(ids) for ids in windows])
-        refinement = asked.method.refinement
-        for batch in self.encode_batches(prefix, windows, asked.starts, refinement, asked.before):
-            encoded |= {index: buffer.put(index, window) for index, window in batch.items()}
-            if on_encoded is not None:
-                on_encoded(len(encoded), len(windows))
-            yield 0.0
-        return [encoded[index] for index in range(len(windows))]
-
-    def encode_batches(
+    def encode_pass(
         self,
         prefix: Window | None,
-        windows: Sequence[Sequence[int]],
-        starts: Sequence[int],
+        windows: Sequence[PlannedWindow],
         refinement: DeepThinking | None = None,
-        before: Sequence[Sequence[int]] = (),
-    ) -> Iterator[dict[int, Window]]:
-        """Encode windows, packed without padding, pass by pass: windows by their index.
+    ) -> dict[int, Window]:
+        """Encode some windows in one forward pass, packed without padding: the longest ones.
 
         Each one's tokens ``before`` run with it, directly in front, and what they give is left out.
+
+        Returns:
+            Windows by their index, as views of the pass's tensors.
         """
-        before = before or [()] * len(windows)
-        texts = [(*seen, *ids) for seen, ids in zip(before, windows, strict=True)]
-        firsts = [start - len(seen) for start, seen in zip(starts, before, strict=True)]
+        texts = [one.before + one.ids for one in windows]
+        firsts = [one.start - len(one.before) for one in windows]
         # A refined token has seen all of its text, so that no other text has the same one.
-        separate = refinement is not None or not any(before)
+        separate = refinement is not None or not any(one.before for one in windows)
         runs = [[i] for i in range(len(windows))] if separate else beginnings(texts, firsts)
-        longest = [run[0] for run in runs]
-        lengths = [len(texts[i]) for i in longest]
+        lengths = [len(texts[run[0]]) for run in runs]
         if refinement is not None:
             check_passes(refinement, firsts, lengths, self._position_limit, "Window {}".format)
-        for chunk in chunks(lengths, self.pass_tokens):
-            whole = [longest[i] for i in chunk]
-            made = self.run([texts[i] for i in whole], [firsts[i] for i in whole], prefix)
-            if refinement is not None:
-                made = refine(refinement, self.run, made, prefix)
-            yield {
-                i: window.stretch(len(before[i]), len(texts[i]))
-                for run, window in zip((runs[i] for i in chunk), made, strict=True)
-                for i in run
-            }
+        runs = [runs[i] for i in packed(lengths, self.pass_tokens)]
+        longest = [run[0] for run in runs]
+        made = self.run([texts[i] for i in longest], [firsts[i] for i in longest], prefix)
+        if refinement is not None:
+            made = refine(refinement, self.run, made, prefix)
+        return {
+            i: window.stretch(len(windows[i].before), len(texts[i]))
+            for run, window in zip(runs, made, strict=True)
+            for i in run
+        }
 
     @torch.no_grad()
     def run(
@@ -504,92 +493,3 @@ def read_by(
         groups=torch.tensor(list(groups)),
         n_groups=n_groups,
     )
-
-
-def prefill_context(
-    encoder: WindowEncoder,
-    prefix_ids: Sequence[int],
-    windows: Sequence[Sequence[int]],
-    method: Method,
-    groups: Sequence[int] | None = None,
-    on_encoded: OnEncoded | None = None,
-    sources: Sequence[Source] = (),
-    scores: Sequence[float | None] = (),
-    chunks: Sequence[Sequence[Sequence[int]]] = (),
-) -> Prefill[EncodedContext]:
-    """Encode prefix and windows for one method.
-
-    Args:
-        encoder: this, and what is not named here, as `ToEncode` has it.
-        groups: citation group of each window; by default each window is its own.
-        scores: retrieval score of each window, or none.
-
-    Raises:
-        InputError: a window without tokens, or without a score that the method needs.
-    """
-    lengths = tuple(len(ids) for ids in windows)
-    if 0 in lengths:
-        raise InputError(f"Window {lengths.index(0)} has no tokens. Leave it out.")
-    prefix_ids = tuple(prefix_ids)
-    if not windows:
-        return EncodedContext(prefix_ids, None, method, len(prefix_ids))
-    if method.recompute is not None and method.recompute.everything(lengths):
-        method = Sequential()
-    if not method.windowed:
-        windows = [[token for ids in windows for token in ids]]
-    if method.combination is not None:
-        names = [one.name for one in sources] or [f"Window {i}" for i in range(len(windows))]
-        method.combination.check(scores or [None] * len(windows), names)
-    asked = ToEncode(prefix_ids, windows, method, sources, on_encoded, chunks=chunks)
-    encoded = yield from encoder.prefill(asked)
-    made = encoded.windows
-    known = tuple(score for score in scores if score is not None)
-    known = known if len(known) == len(made) else ()
-    groups = tuple(range(len(lengths)) if groups is None else groups)
-    n_groups = max(groups) + 1
-    context = EncodedContext(
-        prefix_ids=prefix_ids,
-        prefix=encoded.prefix,
-        method=method,
-        query_start=max(window.end for window in made),
-        windows=read_by(method, made, groups, n_groups, known, lengths),
-        lengths=lengths,
-        groups=groups,
-        n_groups=n_groups,
-        scores=known,
-        cached_tokens=encoded.cached_tokens,
-        encoded_windows=len(made) - len(encoded.found),
-        found=tuple(encoded.found),
-    )
-    if method.recompute is None or context.waits:
-        return context
-    again = recompute(encoder.runner, made, encoded.prefix, method.recompute)
-    return context.encoded_again(*again)
-
-
-def encode_context(
-    encoder: WindowEncoder,
-    prefix_ids: Sequence[int],
-    windows: Sequence[Sequence[int]],
-    method: Method,
-    *,
-    scores: Sequence[float | None] = (),
-    before: Sequence[Sequence[int]] = (),
-) -> EncodedContext:
-    """`prefill_context` at once, each window a citation group of its own.
-
-    ``before`` is of each window one chunk in front of it, which may have no tokens; or none.
-    """
-    if before and not method.neighbours:
-        raise InputError(
-            f"The method {method.name!r} encodes windows without neighbours. Use one such as "
-            "'neighbours+pcw', or leave before= out."
-        )
-    if before and len(before) != len(windows):
-        raise InputError(
-            f"before= has {len(before)} lists for {len(windows)} windows. Give one for each, an "
-            "empty one where nothing stands in front."
-        )
-    chunks = [[tuple(ids)] for ids in before]
-    prefill = prefill_context(encoder, prefix_ids, windows, method, scores=scores, chunks=chunks)
-    return complete(prefill)

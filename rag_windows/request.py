@@ -4,24 +4,36 @@ from __future__ import annotations
 
 import hashlib
 import re
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from itertools import accumulate
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, cast, runtime_checkable
 
 from rag_windows.cache.keys import fields as joined
-from rag_windows.errors import InputError, LimitError
-from rag_windows.guard import FallbackOption, Guard
-from rag_windows.methods import Method, QueryLikelihood
+from rag_windows.engine import Engine
+from rag_windows.errors import InputError, LimitError, report_stop_iteration
+from rag_windows.guard import FallbackOption, Guard, few_short_passages, guard_of
+from rag_windows.methods import Auto, Method, QueryLikelihood, Sequential, linked
 from rag_windows.methods.linked import Choose, LinkTokens
-from rag_windows.passage import DOCUMENT_KEYS, Note, Passage
-from rag_windows.prefill import OnEncoded, Source, ToEncode
-from rag_windows.prompt.builder import PromptParts
+from rag_windows.passage import DOCUMENT_KEYS, Note, Passage, WindowTokens, refuse_single
+from rag_windows.prefill import (
+    EncodedContext,
+    EncodingPlan,
+    OnEncoded,
+    Prefill,
+    Source,
+    complete,
+)
+from rag_windows.prompt.answer_form import FORMS, with_form
+from rag_windows.prompt.builder import Prompt, PromptParts
 from rag_windows.prompt.conversation import Conversation
+from rag_windows.prompt.detokenize import Detokenizer
 from rag_windows.prompt.reasoning import ReasoningFormat
-from rag_windows.sampling import LogprobRecorder, whole_number
+from rag_windows.sampling import LogprobRecorder, check_counts, recorder_of, whole_number
 from rag_windows.steps.recompute import check_passes
 from rag_windows.steps.removal import refusal
+from rag_windows.windows import WindowStore
 
 Messages = str | Sequence[Mapping[str, Any]] | Conversation
 PassageLike = Passage | str | Mapping[str, Any]
@@ -125,16 +137,20 @@ class Request:
     """A `BatchRequest`, checked and tokenized.
 
     Attributes:
-        options: for transformers' generate.
+        engine: what answers it.
+        plan: what is encoded for it.
+        options: for transformers' generate, ``max_new_tokens`` among them.
         started: ``time.perf_counter()`` at the call.
         ordinary: with a guard, the request with passages read one after the other, or why not.
         reasoning: how its answers divide into reasoning and text; None where all is text.
         removals: which passages are left out afterwards; None for none.
     """
 
+    engine: Engine
     parts: PromptParts
     passages: tuple[Passage, ...]
     method: Method
+    plan: EncodingPlan
     max_new_tokens: int
     stop: tuple[str, ...]
     citations: bool
@@ -148,22 +164,202 @@ class Request:
     reasoning: ReasoningFormat | None = None
     removals: Removals | None = None
 
+    @classmethod
+    def of(
+        cls,
+        engine: Engine,
+        asked: BatchRequest | Mapping[str, Any],
+        *,
+        prompt: Prompt | None = None,
+        max_window_tokens: int | None = None,
+    ) -> Request:
+        """Check and tokenize a question; a book chooses its passages, and its engine, first.
+
+        Args:
+            engine: that is asked.
+            asked: the arguments of `WindowedLM.generate`.
+            prompt: instead of the engine's own.
+            max_window_tokens: instead of the engine's own.
+
+        Raises:
+            InputError, PromptError, LimitError: saying what to do.
+        """
+        started, asked = time.perf_counter(), BatchRequest.of(asked)
+        if isinstance(asked.passages, Book):
+            engine, asked = asked.passages.chosen(engine.model, asked)
+        refuse_single(asked.passages)
+        passages = tuple(Passage.of(one) for one in cast("Sequence[PassageLike]", asked.passages))
+        tokens = asked.max_new_tokens
+        if tokens is None:
+            tokens = getattr(asked.options.get("generation_config"), "max_new_tokens", None)
+        tokens = whole_number("max_new_tokens", DEFAULT_NEW_TOKENS if tokens is None else tokens)
+        stop, seed = stop_strings(asked.stop), seed_of(asked.seed)
+        removals = Removals.of(asked.citations)
+        prompt, reasoning = prompt or engine.text.prompt, engine.text.reasoning
+        held = any(asked.options.get(form) is not None for form in FORMS)
+
+        def read_by(method: Method) -> Request:
+            # One after the other, passages need no windows to be cut into.
+            longest = None if in_order(method) else max_window_tokens or engine.max_window_tokens
+            parts = prompt.build(
+                asked.query,
+                passages,
+                prefix=asked.prefix,
+                max_window_tokens=longest,
+                neighbours=method.neighbours,
+            )
+            form = reasoning and reasoning.after(parts.answer_start)
+            # A model that has not begun to think has no time for it where its answer has a form.
+            if held and form is not None and not form.parts().thought:
+                form = None
+            options = _options(engine, asked.options, form)
+            recorder = recorder_of(options)
+            limit = engine.position_limit if parts.windows else engine.prompt_limit
+            request = cls(
+                engine=engine,
+                parts=parts,
+                passages=passages,
+                method=method,
+                plan=encoding_plan(parts, passages, method),
+                max_new_tokens=tokens,
+                stop=stop,
+                citations=bool(asked.citations),
+                removals=removals,
+                seed=seed,
+                options={**options, "max_new_tokens": tokens},
+                on_encoded=asked.on_encoded,
+                started=started,
+                logprobs=recorder,
+                reasoning=form,
+            )
+            check_limits(request, limit)
+            return request
+
+        method = linked(engine.method_of(asked.method), asked.link_tokens, asked.link_choose)
+        check_removals(removals, method)
+        try:
+            request = read_by(method)
+        except LimitError:
+            if not isinstance(method, Auto):
+                raise
+            method = method.apart()
+            request = read_by(method)
+        windows = request.parts.windows
+        if isinstance(method, Auto) and windows:
+            request = request.noted(_seen(windows, method))
+        guard = guard_of(asked.fallback)
+        if guard is None or not windows or not method.windowed:
+            return request
+        if guard.spread is None and few_short_passages(guard, windows) is None:
+            return request
+        ordinary: Request | LimitError
+        try:
+            ordinary = read_by(Sequential())
+        except LimitError as error:
+            ordinary = error
+        if removals is not None and isinstance(ordinary, Request):
+            ordinary = replace(ordinary, removals=None).noted(_NOT_REMOVED)
+        return replace(request, guard=guard, ordinary=ordinary)
+
     def noted(self, message: str) -> Request:
         """The same with one more note, about the method."""
         parts = self.parts
         notes = (*parts.notes, Note("method", None, message))
         return replace(self, parts=replace(parts, notes=notes))
 
+    def with_method(self, method: Method) -> Request:
+        """The same with another method, which takes windows as they were cut for this one."""
+        return replace(self, method=method, plan=encoding_plan(self.parts, self.passages, method))
+
     @property
-    def sources(self) -> list[Source]:
-        """What each window was made from."""
-        return [
-            Source(
-                f"Passage {passage_name(self.passages[window.passage], window.passage)}",
-                labels_of(self.passages[window.passage]),
-            )
-            for window in self.parts.windows
-        ]
+    def prompt_tokens(self) -> int:
+        """Tokens of prefix, windows and query."""
+        parts = self.parts
+        return len(parts.prefix_ids) + len(parts.query_ids) + sum(self.plan.lengths)
+
+    @property
+    def detokenizer(self) -> Detokenizer:
+        """Turns the tokens of an answer into text."""
+        return (self.engine.text if self.reasoning is None else self.reasoning).detokenizer
+
+    def divided(self, ids: Sequence[int]) -> tuple[str, str, str]:
+        """What the tokens of an answer spell: all of it, the reasoning, what is for the user."""
+        form, written = self.reasoning, self.detokenizer.text(ids)
+        return (written, "", written) if form is None else (written, *form.split(written))
+
+    def prefill(self, encoder: WindowStore | None = None) -> Prefill[EncodedContext]:
+        """Encode what queries of it read, pass by pass."""
+        encoder, report = encoder or self.engine.encoder, self.on_encoded
+        return encoder.prefill(self.plan, None if report is None else report_stop_iteration(report))
+
+    def encode(self, encoder: WindowStore | None = None) -> EncodedContext:
+        """`prefill`, at once."""
+        return complete(self.prefill(encoder))
+
+    def prefill_for_query(self, encoder: WindowStore | None = None) -> Prefill[EncodedContext]:
+        """`prefill`, and what of the method waits for its own query."""
+        context = yield from self.prefill(encoder)
+        if context.waits:
+            yield 0.0
+        parts = self.parts
+        return self.engine.decoder.for_query(context, parts.query_ids, parts.question)
+
+
+def encoding_plan(parts: PromptParts, passages: Sequence[Passage], method: Method) -> EncodingPlan:
+    """What is encoded for a prompt's parts; a passage is one citation group."""
+    sources = [
+        Source(f"Passage {passage_name(passage, index)}", labels_of(passage))
+        for index, passage in enumerate(passages)
+    ]
+    windows = parts.windows
+    return EncodingPlan.of(
+        parts.prefix_ids,
+        [window.ids for window in windows],
+        method,
+        chunks=[window.before for window in windows],
+        sources=[sources[window.passage] for window in windows],
+        groups=[window.passage for window in windows],
+        scores=[passages[window.passage].score for window in windows],
+    )
+
+
+def _options(
+    engine: Engine, given: Mapping[str, Any], reasoning: ReasoningFormat | None
+) -> dict[str, Any]:
+    """For transformers' generate; new each time: a form notes where its answer stands."""
+    options = dict(given)
+    if "stop_strings" in options:
+        options.setdefault("tokenizer", engine.tokenizer)
+    ends = engine.decoder.end_tokens(options)
+    options = with_form(options, engine.tokenizer, engine.decoder.vocabulary, ends, reasoning)
+    check_counts(options)
+    return options
+
+
+_NOT_REMOVED = (
+    "One prompt holds all passages, of which none can be left out without encoding the others "
+    "again: the citations are shares of the attention."
+)
+
+
+def _seen(windows: Sequence[WindowTokens], method: Auto) -> str:
+    """What `Auto` makes of a request's windows, in words."""
+    passages, chunks = len({one.passage for one in windows}), sum(bool(w.before) for w in windows)
+    every = "the only passage is" if passages == 1 else f"all {passages} passages are"
+    chosen, read = method.selection, f"{every} read by {method.reader.name}"
+    if isinstance(chosen, QueryLikelihood):
+        few = passages <= chosen.retrieve
+        best = "the one that makes the question likeliest is"
+        if chosen.retrieve > 1:
+            best = f"the {chosen.retrieve} that make the question likeliest are"
+        how = "side by side" if chosen.reader.windowed else "in one prompt"
+        if chunks and not chosen.reader.windowed:
+            how += ", or side by side where one of them saw the chunks before it"
+        which = every if few else f"of {passages} passages, {best}"
+        read = f"{which} read {how}"
+    if chunks:
+        read += f"; {chunks} of {len(windows)} windows saw the chunks before them when encoded"
+    return f"auto: {read}."
 
 
 def check_removals(removals: Removals | None, method: Method) -> None:
@@ -194,13 +390,7 @@ def in_order(method: Method) -> bool:
     return not method.windowed or method.alignment == "in order"
 
 
-def check_limits(
-    parts: PromptParts,
-    passages: Sequence[Passage],
-    method: Method,
-    max_new_tokens: int,
-    limit: int | None,
-) -> None:
+def check_limits(request: Request, limit: int | None) -> None:
     """Refuse a request whose last token would stand beyond the model's positions.
 
     With windows side by side the query follows the longest one, so only that one counts; read or
@@ -211,6 +401,8 @@ def check_limits(
     """
     if limit is None:
         return
+    parts, passages, plan = request.parts, request.passages, request.plan
+    method, max_new_tokens = plan.method, request.max_new_tokens
     prefix, query = len(parts.prefix_ids), len(parts.query_ids)
     free = limit - prefix - query - max_new_tokens
     if free < (1 if parts.windows else 0):
@@ -226,13 +418,10 @@ def check_limits(
         number = parts.windows[index].passage
         return f"Passage {passage_name(passages[number], number)}"
 
-    windows = [window.ids for window in parts.windows]
-    chunks = [window.before for window in parts.windows]
-    asked = ToEncode(parts.prefix_ids, windows, method, chunks=chunks)
-    lengths, before = ([len(ids) for ids in each] for each in (windows, asked.before))
-    for index, (length, together) in enumerate(zip(lengths, accumulate(lengths), strict=True)):
-        if not in_order(method) and before[index] + length > free:
-            seen, fitting = before[index], free - before[index]
+    for index, window in enumerate(() if in_order(method) else plan.windows):
+        length, seen = len(window.ids), len(window.before)
+        if seen + length > free:
+            fitting = free - seen
             advice = f"Set max_window_tokens={free} or less, which splits it into several windows."
             if seen:
                 advice = (
@@ -244,22 +433,22 @@ def check_limits(
                 f"{name(index)} needs a window of {length} tokens, but the model's {limit} "
                 f"positions leave {free} beside prefix, query and new tokens. {advice}"
             )
-        if in_order(method) and together > free:
+    together = list(accumulate(plan.lengths)) if in_order(method) else []
+    for index, tokens in enumerate(together):
+        if tokens > free:
             raise LimitError(
                 f"The passages do not fit the model one after the other: {name(index)} has "
-                f"{length} tokens, {together} with the passages before it, but the model's "
-                f"{limit} positions leave {free} beside prefix, query and new tokens. Give fewer "
-                "passages, or use a method with windows, such as 'ape' or 'pcw'."
+                f"{plan.lengths[index]} tokens, {tokens} with the passages before it, but the "
+                f"model's {limit} positions leave {free} beside prefix, query and new tokens. Give "
+                "fewer passages, or use a method with windows, such as 'ape' or 'pcw'."
             )
     if isinstance(method.selection, QueryLikelihood) and not method.selection.reader.windowed:
         _check_chosen(method.selection, parts, free, limit)
-    if method.refinement is not None and method.windowed:
-        starts = [start - seen for start, seen in zip(asked.starts, before, strict=True)]
-        whole = [length + seen for length, seen in zip(lengths, before, strict=True)]
-        check_passes(method.refinement, starts, whole, limit, name)
-    elif method.refinement is not None:
-        whole = [sum(lengths)]
-        check_passes(method.refinement, [prefix], whole, limit, lambda _: "All passages together")
+    if method.refinement is not None:
+        starts = [window.start - len(window.before) for window in plan.windows]
+        whole = [len(window.before) + len(window.ids) for window in plan.windows]
+        named = name if method.windowed else lambda _: "All passages together"
+        check_passes(method.refinement, starts, whole, limit, named)
 
 
 def _check_chosen(selection: QueryLikelihood, parts: PromptParts, free: int, limit: int) -> None:

@@ -7,11 +7,14 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from typing import Any, cast
+from weakref import WeakKeyDictionary
 
 from tokenizers import AddedToken
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from rag_windows import BatchRequest, WindowedLM
+from rag_windows.engine import Engine
+from rag_windows.request import Request
 from tests.parity.engine import Recorder
 from tests.rag_windows import small
 
@@ -105,16 +108,28 @@ class ScriptedLM(WindowedLM):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        ask = self.engine.ask
+        _SCRIPTED[self.engine] = self
 
-        def forced(asked: BatchRequest) -> Any:
-            self.asked.append((asked.query, list(cast("list[Any]", asked.passages))))
-            text = self.script(asked.query) + "</s>" * self.ends
-            ids = self.tokenizer(text, add_special_tokens=False)["input_ids"]
-            options = {**asked.options, "logits_processor": [Recorder(list(ids))]}
-            return ask(replace(asked, options=options, max_new_tokens=len(ids)))
+    def forced(self, asked: BatchRequest) -> BatchRequest:
+        """The same with options that force the answer."""
+        self.asked.append((asked.query, list(cast("list[Any]", asked.passages))))
+        text = self.script(asked.query) + "</s>" * self.ends
+        ids = self.tokenizer(text, add_special_tokens=False)["input_ids"]
+        options = {**asked.options, "logits_processor": [Recorder(list(ids))]}
+        return replace(asked, options=options, max_new_tokens=len(ids))
 
-        self.engine.ask = forced  # type: ignore[method-assign]  # what a script is for
+
+_SCRIPTED: WeakKeyDictionary[Engine, ScriptedLM] = WeakKeyDictionary()
+_checked = Request.of
+
+
+def _of(engine: Engine, asked: Any, **given: Any) -> Request:
+    lm, asked = _SCRIPTED.get(engine), BatchRequest.of(asked)
+    return _checked(engine, asked if lm is None else lm.forced(asked), **given)
+
+
+# Every question passes it, however it is asked.
+Request.of = _of  # type: ignore[method-assign]  # what a script is for
 
 
 def scripted(kind: str, *answers: str) -> ScriptedLM:

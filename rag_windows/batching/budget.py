@@ -14,11 +14,12 @@ from rag_windows.cache.passage_cache import PassageCache, Size, free_memory, par
 from rag_windows.engine import Engine
 from rag_windows.errors import LimitError
 from rag_windows.loading import input_device, layer_devices
-from rag_windows.methods import Method, QueryLikelihood, Sequential
-from rag_windows.prefill import PASS_TOKENS, ToEncode
+from rag_windows.methods import QueryLikelihood
+from rag_windows.prefill import PASS_TOKENS
 from rag_windows.request import Request
 from rag_windows.steps.ensemble import MAX_LOGITS
 from rag_windows.steps.likelihood import MOST_TOKENS
+from rag_windows.windows import Wanted
 
 DEFAULT_SHARE = "75%"
 """Share of the memory that is free when the first of a batch's questions is asked."""
@@ -58,14 +59,12 @@ class Need:
 def need_of(request: Request, sequences: int = 1) -> Need:
     """What a request needs; ``sequences``, such as beams, are generated at once."""
     prefix, query = len(request.parts.prefix_ids), len(request.parts.query_ids)
-    new, windows = request.max_new_tokens, [len(window.ids) for window in request.parts.windows]
+    new, method = request.max_new_tokens, request.plan.method
+    windows = [len(window.ids) for window in request.plan.windows]
     if not windows:
         # Nothing else holds the prefix. The last token is not fed any more.
         return Need(prefix + query + new - 1, prefix + query, new, rows=sequences)
-    method, before = _method(request), to_encode(request).before
-    if not method.windowed:
-        windows = [sum(windows)]
-    seen = [len(ids) + length for ids, length in zip(before, windows, strict=True)]
+    seen = [len(window.before) for window in request.plan.windows]
     own, rows, anew = query + new - 1, sequences, 0
     if method.recompute is not None:
         anew = prefix + sum(windows)
@@ -84,39 +83,9 @@ def need_of(request: Request, sequences: int = 1) -> Need:
         anew=anew,
         refined=method.refinement is not None,
         rows=rows,
-        passes=tuple(seen) if any(before) else (),
+        passes=tuple(map(sum, zip(seen, windows, strict=True))) if any(seen) else (),
         removals=0 if request.removals is None else len(request.passages),
     )
-
-
-def to_encode(request: Request) -> ToEncode:
-    """What a request with windows reads, as its prefill encodes it."""
-    method, windows = _method(request), [window.ids for window in request.parts.windows]
-    if not method.windowed:
-        windows = [tuple(token for ids in windows for token in ids)]
-    chunks = [window.before for window in request.parts.windows] if method.windowed else ()
-    return ToEncode(request.parts.prefix_ids, windows, method, chunks=chunks)
-
-
-def _method(request: Request) -> Method:
-    lengths = [len(window.ids) for window in request.parts.windows]
-    again = request.method.recompute
-    return Sequential() if again is not None and again.everything(lengths) else request.method
-
-
-@dataclass(frozen=True, slots=True)
-class Read:
-    """A prefix or window that a question reads.
-
-    Attributes:
-        key: what equal ones have in common.
-        name: of the entry in a passage cache, or None.
-        tokens: how many it has.
-    """
-
-    key: Hashable
-    name: str | None
-    tokens: int
 
 
 class Sizes:
@@ -238,7 +207,7 @@ class Budget:
             share = DEFAULT_SHARE if given is None else given
             self.limit = parse_size(share, "max_bytes", None if free is None else max(2, free))
 
-    def missing(self, cache: PassageCache | None, reads: Iterable[Read]) -> list[Read]:
+    def missing(self, cache: PassageCache | None, reads: Iterable[Wanted]) -> list[Wanted]:
         """Those that still need memory: the cache does not hold them in the form that is read."""
         reads, held = [*reads], set[str]()
         if cache is not None and len(self.sizes.by_device) == 1:

@@ -2,125 +2,18 @@
 
 from __future__ import annotations
 
-import hashlib
-from array import array
-from collections.abc import Hashable, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from itertools import accumulate
-from weakref import WeakValueDictionary
 
 import torch
 
 from rag_windows.attention.layers import check_tables, table_limit
 from rag_windows.batching.row import Row
-from rag_windows.cache.memory import compact
 from rag_windows.generate import Decoder
-from rag_windows.kv import Window
 from rag_windows.loading import input_device
-from rag_windows.prefill import PASS_TOKENS, Encoded, ModelEncoder, Prefill, ToEncode, WindowEncoder
+from rag_windows.prefill import PASS_TOKENS
 from rag_windows.steps.packed_rows import Plan, RowCaches, read_rows
-
-Key = tuple[Hashable, ...]
-
-
-class SharedEncoder:
-    """An encoder that first looks among the windows that rows of the batch read already.
-
-    So requests of one batch encode a window once, with a passage cache or without. It holds no
-    window itself: one that nobody reads any more is freed. Several prefills may run by turns in one
-    thread.
-    """
-
-    def __init__(self, encoder: WindowEncoder) -> None:
-        self._encoder = encoder
-        self._windows: WeakValueDictionary[Key, Window] = WeakValueDictionary()
-
-    @property
-    def runner(self) -> ModelEncoder:
-        """What runs the model."""
-        return self._encoder.runner
-
-    def prefill(self, asked: ToEncode) -> Prefill[Encoded]:
-        """Encode what one request reads; what other rows read counts as cached."""
-        self.runner.follow()
-        prefix_key, keys = shared_keys(self.runner, asked)
-        if self._encoder is self.runner:
-            return (yield from self._shared(prefix_key, keys, asked))
-        # A cache counts its hits and knows what it may hand out, so it is asked each time.
-        encoded = yield from self._encoder.prefill(asked)
-        prefix = encoded.prefix
-        return replace(
-            encoded,
-            prefix=None if prefix is None else self._stored(prefix_key, prefix),
-            windows=[self._stored(k, w) for k, w in zip(keys, encoded.windows, strict=True)],
-        )
-
-    def _shared(self, prefix_key: Key, keys: Sequence[Key], asked: ToEncode) -> Prefill[Encoded]:
-        """Encode what no row reads; between two passes others may have encoded some of it."""
-        prefix = self._windows.get(prefix_key)
-        cached = 0 if prefix is None else len(asked.prefix_ids)
-        if prefix is None and (made := self.runner.encode_prefix(asked.prefix_ids)) is not None:
-            prefix = self._stored(prefix_key, made)
-            yield 0.0
-        windows, starts, before, reported = asked.windows, asked.starts, asked.before, 0
-        read: dict[int, Window] = {}
-        encoded: set[int] = set()
-        while True:
-            for index, key in enumerate(keys):
-                if index not in read and (there := self._windows.get(key)) is not None:
-                    read[index] = there
-            if asked.on_encoded is not None and len(read) > reported:
-                reported = len(read)
-                asked.on_encoded(reported, len(keys))
-            left = [index for index in range(len(keys)) if index not in read]
-            if not left:
-                break
-            batches = self.runner.encode_batches(
-                prefix,
-                [windows[i] for i in left],
-                [starts[i] for i in left],
-                asked.method.refinement,
-                [before[i] for i in left],
-            )
-            batch = next(batches)
-            for at, window in batch.items():
-                index = left[at]
-                # In memory of its own, which is freed when nobody reads this one any more.
-                read[index] = self._stored(keys[index], compact(window))
-                encoded.add(index)
-            yield 0.0
-        found = tuple(index for index in range(len(keys)) if index not in encoded)
-        cached += sum(len(windows[index]) for index in found)
-        return Encoded(prefix, [read[index] for index in range(len(keys))], cached, found)
-
-    def _stored(self, key: Key, window: Window) -> Window:
-        """The window that rows read already, or this one."""
-        there = self._windows.get(key)
-        if there is None:
-            # A row that reads the same text twice reads two windows, also where a cache has one.
-            there = self._windows[key] = replace(window)
-        return there
-
-
-def shared_keys(runner: ModelEncoder, asked: ToEncode) -> tuple[Key, list[Key]]:
-    """Keys by which rows of a batch find a prefix and windows; all differ within one request."""
-    # After an edit of the model nothing of before is found.
-    prefix = runner.mirror.version, _digest(asked.prefix_ids)
-    method = asked.method
-    seen: dict[Key, int] = {}
-    keys: list[Key] = []
-    for ids, start, before in zip(asked.windows, asked.starts, asked.before, strict=True):
-        # One text of all passages is cited by its parts, which are not the same for others.
-        whose = None if method.windowed else object()
-        key = (prefix, method.encoding, whose, start, _digest(before), _digest(ids))
-        seen[key] = seen.get(key, 0) + 1
-        keys.append((*key, seen[key]))
-    return prefix, keys
-
-
-def _digest(ids: Sequence[int]) -> bytes:
-    """A short key for tokens, however many they are."""
-    return hashlib.sha256(array("q", ids).tobytes()).digest()
+from rag_windows.windows import WindowStore
 
 
 class BatchLoop:
@@ -129,12 +22,12 @@ class BatchLoop:
     What rows share is held and read once. Not for several threads at once.
 
     Attributes:
-        encoder: encodes windows that no row reads yet.
+        encoder: finds and encodes windows, which rows share.
         rows: that take part; those that have a KV cache stand first.
     """
 
-    def __init__(self, encoder: WindowEncoder, decoder: Decoder) -> None:
-        self.encoder = SharedEncoder(encoder)
+    def __init__(self, encoder: WindowStore, decoder: Decoder) -> None:
+        self.encoder = encoder.for_batch()
         self._decoder = decoder
         model = decoder.runner.model
         self._device = input_device(model)

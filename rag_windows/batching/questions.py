@@ -1,4 +1,4 @@
-"""Questions in words, answered together."""
+"""One question, from its arguments to its answer."""
 
 from __future__ import annotations
 
@@ -8,35 +8,36 @@ import queue
 import threading
 import time
 import traceback
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
-from transformers.generation import GenerateDecoderOnlyOutput
+from transformers import StoppingCriteria
 
 from rag_windows.attention.layers import table_limit
-from rag_windows.batching.budget import Budget, Need, Read, need_of, to_encode
-from rag_windows.batching.loop import BatchLoop, SharedEncoder, shared_keys
-from rag_windows.batching.row import Row, served
-from rag_windows.cache.encoder import CachedEncoder
-from rag_windows.cache.passage_cache import Size
-from rag_windows.engine import Engine, rest_of
-from rag_windows.errors import without_stop_iteration
+from rag_windows.batching.budget import Budget, Need, need_of
+from rag_windows.batching.row import served
+from rag_windows.citations import TokenWeights, cited, is_supported, shares_of, statements
+from rag_windows.engine import Engine
+from rag_windows.errors import GenerationError, without_stop_iteration
+from rag_windows.guard import few_short_passages, multi_hop
 from rag_windows.loading import autocast_here
-from rag_windows.prefill import EncodedContext, Prefill
-from rag_windows.prompt.detokenize import Pieces
-from rag_windows.request import BatchRequest, Request
-from rag_windows.results import Chunk, Generation, Timings
-from rag_windows.sampling import BATCHING, FirstToken
+from rag_windows.prefill import EncodedContext, Prefill, PrefillCancelledError, complete
+from rag_windows.prompt.detokenize import Pieces, cut
+from rag_windows.request import BatchRequest, Removals, Request
+from rag_windows.results import Chunk, Fallback, FinishReason, Generation, Statement, Timings, Usage
+from rag_windows.sampling import BATCHING, Cancelled, FirstToken, StopStrings
+from rag_windows.steps.removal import Removal
 from rag_windows.threads import Worker
+from rag_windows.windows import Wanted
 
-OnText = Callable[[str], None]
-"""Called with each piece of the text once it is final."""
+OnChunk = Callable[[Chunk | None], None]
+"""Called with each piece of an answer once it is final, the last of which holds the whole answer,
+and with None when the question has ended, whatever ended it."""
 
 _log = logging.getLogger(__name__)
 
@@ -44,53 +45,352 @@ _log = logging.getLogger(__name__)
 class Question(Future[Generation]):
     """A question being answered: a future of its answer.
 
+    Args:
+        engine: that is asked; a book that stands in the place of passages brings its own.
+        asked: the arguments of `WindowedLM.generate`.
+        on_chunk: called from the thread that answers, in the context of the one who asks.
+
+    Raises:
+        InputError, PromptError, LimitError: the arguments can't be used; nothing was computed.
+
     Attributes:
-        exclusive: whether it is answered by itself, as `WindowedLM.generate` does it.
-        need: of memory, in tokens.
-        bytes: the same in bytes, as the only question.
-        number: its place among those that were asked.
+        request: the question, checked. Where its guard chose so, that of the ordinary prompt.
+        engine: what answers it.
         context: variables of the one who asks, in which callbacks run.
-        pieces: passes its text to ``on_text`` as it comes; None if nobody wants that.
-        prefill: gives what it reads; None before and afterwards.
-        due: when a prefill that waits for others may go on; else 0.
-        counts: of tokens and windows that were computed for it or found.
+        stopped: set when nobody wants more of the answer.
+        first: when the first token was there.
+        pieces: passes its text on as it comes; None if nobody wants that.
+        bytes: of memory that it needs as the only question.
+        number: its place among those that were asked.
+        prefill: of a batch: gives what it reads; None before and afterwards.
+        due: of a batch: when a prefill that waits for others may go on; else 0.
     """
 
     def __init__(
         self,
         engine: Engine,
-        request: Request,
-        *,
-        exclusive: bool,
-        on_text: OnText | None = None,
-        on_reasoning: OnText | None = None,
+        asked: BatchRequest | Mapping[str, Any],
+        on_chunk: OnChunk | None = None,
     ) -> None:
         super().__init__()
-        # Rows of a batch are computed alike, so a question under autocast is answered by itself.
-        self.autocast = autocast_here()
-        self.engine, self.request = engine, request
-        self.exclusive = exclusive or bool(self.autocast)
+        self.request = request = Request.of(engine, asked)
+        self.engine = request.engine
+        self._asked_of = engine
         self.context = contextvars.copy_context()
-        option = engine.decoder.option
-        self._sequences = max(option(request.options, name) or 1 for name in BATCHING)
-        self.need: Need = need_of(request, self._sequences)
+        self._autocast = autocast_here()
         self.bytes = self.number = 0
         self.stopped = threading.Event()
         self.first = FirstToken()
         self.prefill: Prefill[EncodedContext] | None = None
-        self.due = self.encoded_at = 0.0
-        self.counts: dict[str, Any] = {}
+        self.due = 0.0
         self.pieces: Pieces | None = None
-        self._on_text = on_text or _ignored
-        self._on_reasoning = on_reasoning or _ignored
-        asked = on_text is not None or on_reasoning is not None
-        if asked and engine.decoder.by_token(request.options):
-            inside = self.context.run
-            self.pieces = engine.pieces(
-                request,
-                lambda text: inside(self._on_text, text),
-                lambda text: inside(self._on_reasoning, text),
+        self._encoded_at: float | None = None
+        self._usage = Usage(0, 0, 0)
+        self._chosen: tuple[int, ...] | None = None
+        self._fallback: Fallback | None = None
+        self._put: Callable[[Chunk], None] | None = None
+        if on_chunk is None:
+            return
+
+        def put(chunk: Chunk) -> None:
+            self.context.run(on_chunk, chunk)
+
+        self._put = put
+        self.add_done_callback(lambda _: on_chunk(None))
+        if engine.decoder.by_token(request.options):
+            form = request.reasoning
+            self.pieces = Pieces(
+                request.detokenizer,
+                request.stop,
+                lambda text: put(Chunk(text)),
+                None if form is None else form.parts(),
+                lambda text: put(Chunk("", reasoning=text)),
             )
+
+    @cached_property
+    def exclusive(self) -> bool:
+        """Whether it is of a kind that no row of a batch can answer, but only `answer`."""
+        request, decoder, parts = self.request, self.engine.decoder, self.request.parts
+        limit = table_limit(decoder.model.config.get_text_config(decoder=True))
+        last = len(parts.prefix_ids) + len(parts.query_ids) + request.max_new_tokens
+        return (
+            # A book brings windows of its own.
+            self.engine is not self._asked_of
+            or request.guard is not None
+            # Its answer is read again for each passage, for which the others should not wait.
+            or request.removals is not None
+            or request.method.combination is not None
+            or not served(decoder, request.options)
+            # Rows of a batch are computed alike.
+            or bool(self._autocast)
+            # The rotary tables of the plain model grow with such a prompt, those of a batch don't.
+            or (not parts.windows and limit is not None and last > limit)
+        )
+
+    @cached_property
+    def need(self) -> Need:
+        """Of memory, in tokens."""
+        return need_of(self.request, self._sequences)
+
+    @property
+    def _sequences(self) -> int:
+        option = self.engine.decoder.option
+        return max(option(self.request.options, name) or 1 for name in BATCHING)
+
+    @cached_property
+    def reads(self) -> list[Wanted]:
+        """Prefix and windows."""
+        return self.engine.encoder.reads(self.request.plan) if self.need.windows else []
+
+    def reserve(self, budget: Budget) -> None:
+        """Compute how many bytes it needs as the only question.
+
+        Raises:
+            LimitError: that is more than there are.
+        """
+        tokens = sum(self.need.windows)
+        if not budget.could_fit(self._size(budget, tokens)):
+            tokens = sum_tokens(budget.missing(self.engine.cache, self.reads))
+        self.bytes = self._size(budget, tokens)
+        if not budget.could_fit(self.bytes):
+            raise budget.refusal(self.need, tokens, self.bytes)
+
+    def _size(self, budget: Budget, windows: int) -> int:
+        if not self.exclusive:
+            return budget.sizes.batch([self.need], windows, (0, 0))
+        sizes = [budget.sizes.exclusive(self.need, windows)]
+        if isinstance(ordinary := self.request.ordinary, Request):
+            other = need_of(ordinary, self._sequences)
+            sizes.append(budget.sizes.exclusive(other, sum(other.windows)))
+        return max(sizes)
+
+    def answer(self) -> Generation:
+        """Encode and generate by itself, in this thread, and report the answer to its end."""
+        try:
+            context = self._encode()
+        except PrefillCancelledError:
+            generation = self.generation()
+        else:
+            generation = self._generate(context)
+        self.report(generation)
+        return generation
+
+    def outcome(self) -> Generation | BaseException:
+        """`answer` for another thread than the one that asks: the answer, or what ended it."""
+        try:
+            with ExitStack() as scope:
+                for mode in self._autocast:
+                    scope.enter_context(mode)
+                # A copy: callbacks run in the context itself, which can't be entered twice.
+                return self.context.copy().run(self.answer)
+        except BaseException as error:  # noqa: BLE001 - handed to the one who waits for it
+            free_frames(error)
+            return error
+
+    def _encode(self) -> EncodedContext:
+        """What it reads: windows, or one prompt where its guard finds that these may be worse.
+
+        The guard's signals are asked from the cheapest on, and the first that speaks decides.
+        """
+        request, guard = self.request, self.request.guard
+        if guard is None:
+            return complete(request.prefill_for_query(), self.stopped)
+        ordinary = request.ordinary
+        found = few_short_passages(guard, request.parts.windows)
+        if found is None or not isinstance(ordinary, Request):
+            context = complete(request.prefill_for_query(), self.stopped)
+            if found is None:
+                own, query_ids = Cancelled(self.stopped), request.parts.query_ids
+                stopping = [*(request.options.get("stopping_criteria") or []), own]
+                found = multi_hop(guard, self.engine.decoder, context, query_ids, stopping)
+            if found is None or self.stopped.is_set():
+                return context
+            if not isinstance(ordinary, Request):
+                message = (
+                    f"Windows may answer worse here, because {found.message}. The passages were "
+                    f"read in windows all the same, as one prompt does not hold them: {ordinary}"
+                )
+                self._fallback = replace(found, taken=False, message=message)
+                return context
+            del context  # frees the windows' keys for those of the whole prompt
+        context = complete(ordinary.prefill(), self.stopped)
+        message = f"The passages were read one after the other, because {found.message}."
+        self.request, self._fallback = ordinary, replace(found, message=message)
+        return context
+
+    def _generate(self, context: EncodedContext) -> Generation:
+        """Let transformers' own loop generate behind what was read."""
+        request = self.request
+        self.encoded(context)
+        decoded = self.engine.decoder.generate(
+            context,
+            request.parts.query_ids,
+            options=request.options,
+            seed=request.seed,
+            record_weights=request.citations,
+            weigh_heads=True,
+            streamer=self.pieces,
+            stopping=self.criteria,
+        )
+        answers = []
+        for index, ids in enumerate(decoded.sequences):
+            weights = decoded.token_weights(index) if request.citations else None
+            answers.append(self.generation(ids, weights, raw=decoded.raw, context=context))
+        return replace(answers[0], alternatives=tuple(answers[1:]))
+
+    def _removal(
+        self,
+        asked: Removals,
+        context: EncodedContext,
+        ids: Sequence[int],
+        weights: TokenWeights | None,
+    ) -> Removal | None:
+        """What an answer loses without each passage; None without an answer.
+
+        What is cancelled ends between two passes, without.
+        """
+        if not ids:
+            return None
+
+        def check() -> None:
+            if self.stopped.is_set():
+                raise PrefillCancelledError("The question was cancelled.")
+
+        groups = list(dict.fromkeys(context.groups))
+        if asked.top is not None and weights is not None:
+            masses = shares_of(weights)
+            groups = sorted(groups, key=lambda group: -masses[group])[: asked.top]
+        query_ids = self.request.parts.query_ids
+        try:
+            return self.engine.decoder.removal(context, query_ids, ids, groups, check)
+        except PrefillCancelledError:
+            return None
+
+    def encoded(self, context: EncodedContext) -> None:
+        """Note when what it reads was there, and what of that was cached."""
+        windows = context.encoded_windows + context.cached_windows
+        self._encoded_at = time.perf_counter()
+        self._usage = Usage(0, context.cached_tokens, 0, windows, context.cached_windows)
+        self._chosen = context.chosen
+
+    def criteria(self, prompt_length: int) -> list[StoppingCriteria]:
+        """Our stopping criteria, beside those in its options."""
+        request, form = self.request, self.request.reasoning
+        criteria: list[StoppingCriteria] = [self.first, Cancelled(self.stopped)]
+        if request.stop:
+            parts = None if form is None else form.parts()
+            criteria.append(StopStrings(request.detokenizer, request.stop, prompt_length, parts))
+        return criteria
+
+    def generation(
+        self,
+        ids: Sequence[int] = (),
+        weights: TokenWeights | None = None,
+        *,
+        raw: Any = None,
+        context: EncodedContext | None = None,
+    ) -> Generation:
+        """Put the result together.
+
+        Args:
+            ids: the generated tokens; none where it was cancelled before the first.
+            weights: of each token, attention of the citation groups, the prefix and the query, in
+                this order; None where it was not recorded.
+            raw: what transformers returned.
+            context: what was read, for `Removal`, if that was asked for.
+        """
+        stopped_early = self.stopped.is_set()
+        request, parts, form = self.request, self.request.parts, self.request.reasoning
+        removal = None
+        if request.removals is not None and context is not None and context.windows is not None:
+            removal = self._removal(request.removals, context, ids, weights)
+        now = time.perf_counter()
+        timings = Timings.of(request.started, self._encoded_at or now, self.first.seen_at)
+        windows = parts.windows if request.method.windowed else ()
+        if windows and self._chosen is not None:
+            windows = tuple(windows[i] for i in self._chosen)
+        citations = prefix_mass = query_mass = None
+        if request.citations:
+            citations, prefix_mass, query_mass = cited(request.passages, weights, removal)
+        written, reasoning, text = request.divided(ids)
+        answer = cut(text, request.stop)
+        return Generation(
+            text=answer,
+            token_ids=tuple(ids),
+            finish_reason=self._finish_reason(ids, written, text, stopped_early),
+            usage=replace(
+                self._usage,
+                prompt_tokens=request.prompt_tokens,
+                completion_tokens=len(ids),
+                reasoning_tokens=0 if form is None else form.tokens(ids),
+            ),
+            timings=timings,
+            citations=citations,
+            prefix_mass=prefix_mass,
+            query_mass=query_mass,
+            notes=parts.notes,
+            windows=windows,
+            fallback=self._fallback,
+            logprobs=None if request.logprobs is None else request.logprobs.tokens(ids),
+            raw=raw,
+            reasoning=reasoning,
+            supported=None if removal is None else is_supported(float(removal.gain.sum())),
+            statements=self._statements(ids, written, text, answer, weights, removal),
+        )
+
+    def _statements(
+        self,
+        ids: Sequence[int],
+        written: str,
+        text: str,
+        answer: str,
+        weights: TokenWeights | None,
+        removal: Removal | None,
+    ) -> tuple[Statement, ...]:
+        """The sentences of an answer, and the passages that carried each of them."""
+        request = self.request
+        if weights is None or not request.citations:
+            return ()
+        # What is for the user stands behind the reasoning.
+        start = max(0, written.rfind(text))
+        spans = [(a - start, b - start) for a, b in request.detokenizer.spans(ids, written)]
+        return statements(answer, spans, request.passages, weights, removal)
+
+    def _finish_reason(
+        self, ids: Sequence[int], written: str, text: str, stopped_early: bool
+    ) -> FinishReason:
+        """``written`` is that of all ``ids``, ``text`` what of it is for the user."""
+        request = self.request
+        if ids and ids[-1] in self.engine.decoder.end_tokens(request.options):
+            return "stop"
+        strings = request.options.get("stop_strings") or ()
+        strings = (strings,) if isinstance(strings, str) else tuple(strings)
+        if any(string in text for string in request.stop):
+            return "stop"
+        if any(string in written for string in strings):
+            return "stop"
+        if stopped_early:
+            return "cancelled"
+        timed = request.options.get("max_time") is not None
+        return "length" if timed or len(ids) >= request.max_new_tokens else "stop"
+
+    def report(self, generation: Generation) -> None:
+        """Report what of the answer's text was not reported yet, and the answer.
+
+        Raises:
+            GenerationError: the whole answer differs from what was reported.
+        """
+        if self._put is None:
+            return
+        reasoning = "" if self.pieces is None else self.pieces.sent_reasoning
+        text = "" if self.pieces is None else self.pieces.sent
+        if not (generation.text.startswith(text) and generation.reasoning.startswith(reasoning)):
+            raise GenerationError(
+                "The tokenizer changed text that was already streamed. Use generate(), or leave "
+                "on_text out, with this tokenizer."
+            )
+        rest = generation.reasoning[len(reasoning) :]
+        self._put(Chunk(generation.text[len(text) :], generation, rest))
 
     def cancel(self) -> bool:
         """Stop: at once if it has not begun, else after this forward pass, encoded or not.
@@ -112,393 +412,51 @@ class Question(Future[Generation]):
         except BaseException:  # noqa: BLE001 - of a callback; the future itself is done
             _log.exception("A callback of a question's future failed.")
 
-    def tell_rest(self, generation: Generation) -> None:
-        """Report what of the whole text was not reported yet."""
-        reasoning, text = rest_of(generation, self.pieces)
-        if reasoning:
-            self._on_reasoning(reasoning)
-        if text:
-            self._on_text(text)
 
-    @cached_property
-    def reads(self) -> list[Read]:
-        """Prefix and windows."""
-        if not self.need.windows:
-            return []
-        encoder, asked = self.engine.encoder, to_encode(self.request)
-        prefix, keys = shared_keys(encoder.runner, asked)
-        head, names = (
-            encoder.keys(asked)
-            if isinstance(encoder, CachedEncoder)
-            else (None, [None] * len(keys))
-        )
-        known = [(prefix, head), *zip(keys, names, strict=True)][-len(self.need.windows) :]
-        # What another tenant's question reads is held for that tenant.
-        return [
-            Read((id(self.engine), *key), name, n)
-            for (key, name), n in zip(known, self.need.windows, strict=True)
-        ]
+def received(question: Question, get: Callable[[], Chunk | None]) -> Iterator[Chunk]:
+    """The chunks of an answer, as whatever stores what ``on_chunk`` is given gives them back.
 
-    def reserve(self, budget: Budget) -> None:
-        """Compute how many bytes it needs as the only question.
-
-        Raises:
-            LimitError: that is more than there are.
-        """
-        tokens = sum(self.need.windows)
-        if not budget.could_fit(self._size(budget, tokens)):
-            tokens = sum(one.tokens for one in budget.missing(self.engine.cache, self.reads))
-        self.bytes = self._size(budget, tokens)
-        if not budget.could_fit(self.bytes):
-            raise budget.refusal(self.need, tokens, self.bytes)
-
-    def _size(self, budget: Budget, windows: int) -> int:
-        if not self.exclusive:
-            return budget.sizes.batch([self.need], windows, (0, 0))
-        sizes = [budget.sizes.exclusive(self.need, windows)]
-        if isinstance(ordinary := self.request.ordinary, Request):
-            other = need_of(ordinary, self._sequences)
-            sizes.append(budget.sizes.exclusive(other, sum(other.windows)))
-        return max(sizes)
-
-    def exclusive_answer(self) -> Generation:
-        """The answer as `WindowedLM.generate` makes it, reported to its end."""
-        generation = self.answered()
-        self.tell_rest(generation)
-        return generation
-
-    def answered(self) -> Generation:
-        """The same, of which the rest (see `tell_rest`) is not reported."""
-        with ExitStack() as scope:
-            for mode in self.autocast:
-                scope.enter_context(mode)
-            return self.engine.answer(self.request, self.pieces, self.stopped)
+    An error that ended the question is raised here. Closing the iterator stops the question.
+    """
+    try:
+        while (chunk := get()) is not None:
+            yield chunk
+        question.result()
+    finally:
+        question.cancel()
 
 
-def stream(engine: Engine, request: Request) -> Iterator[Chunk]:
+def stream(engine: Engine, asked: BatchRequest) -> Iterator[Chunk]:
     """Answer a question in a thread of its own and yield the text as it becomes final.
 
     Closing the iterator stops the work and waits for it; an exception in it is raised here.
     """
-    results: queue.SimpleQueue[Chunk | Generation | BaseException] = queue.SimpleQueue()
-    question = Question(
-        engine,
-        request,
-        exclusive=True,
-        on_text=lambda text: results.put(Chunk(text)),
-        on_reasoning=lambda text: results.put(Chunk("", reasoning=text)),
-    )
+    chunks: queue.SimpleQueue[Chunk | None] = queue.SimpleQueue()
+    question = Question(engine, asked, chunks.put)
 
     def run() -> None:
-        try:
-            results.put(question.context.copy().run(question.answered))
-        except BaseException as error:  # noqa: BLE001 - handed to the consumer, whatever it is
-            results.put(without_stop_iteration(error))
+        if question.set_running_or_notify_cancel():
+            question.end(question.outcome())
 
-    worker = Worker(run, "rag-windows-stream", question.stopped.set)
+    worker = Worker(run, "rag-windows-stream", question.cancel)
 
-    def chunks() -> Iterator[Chunk]:
+    def answered() -> Iterator[Chunk]:
         worker.start()
         try:
-            while not isinstance(piece := results.get(), Generation):
-                if isinstance(piece, BaseException):
-                    raise piece
-                yield piece
-            reasoning, text = rest_of(piece, question.pieces)
-            yield Chunk(text, piece, reasoning)
+            yield from received(question, chunks.get)
         finally:
-            question.stopped.set()
+            question.cancel()
             worker.join()
 
-    return chunks()
+    return answered()
 
 
-def _ignored(_: str) -> None:
-    pass
+def sum_tokens(reads: Sequence[Wanted]) -> int:
+    """Of prefixes and windows together."""
+    return sum(len(one.planned.ids) for one in reads)
 
 
-def checked(
-    engine: Engine,
-    asked: BatchRequest,
-    on_text: OnText | None = None,
-    on_reasoning: OnText | None = None,
-) -> Question:
-    """Check and tokenize a question, as `WindowedLM.generate` does."""
-    reader, request = engine.ask(asked)
-    method, parts = request.method, request.parts
-    limit = table_limit(engine.model.config.get_text_config(decoder=True))
-    last = len(parts.prefix_ids) + len(parts.query_ids) + request.max_new_tokens
-    separate = (
-        reader is not engine
-        or request.guard is not None
-        # Its answer is read again for each passage, for which the others should not wait.
-        or request.removals is not None
-        or method.combination is not None
-        or not served(engine.decoder, request.options)
-        # The rotary tables of the plain model grow with such a prompt, those of a batch don't.
-        or (not parts.windows and limit is not None and last > limit)
-    )
-    return Question(reader, request, exclusive=separate, on_text=on_text, on_reasoning=on_reasoning)
-
-
-Ended = tuple[Question, Generation | BaseException]
-"""A question that left the batch, and its answer or what ended it."""
-
-_NAP_S = 0.01
-"""Longest sleep while every question waits for others; a new question may wait so long."""
-
-
-class Batch:
-    """The rows of one model's batch, as questions and answers. Not for several threads at once.
-
-    Questions are encoded in turn, a forward pass of one between two tokens of the others. At most
-    ``max_rows`` are encoded or answered at a time, beside those that wait for others that encode
-    the same, and as many as ``budget`` has memory for.
-    """
-
-    def __init__(self, engine: Engine, max_rows: int, budget: Budget) -> None:
-        self._engine = engine
-        self._max_rows = max_rows
-        self._budget = budget
-        self._size = 0
-        self._refused: tuple[Question, int] | None = None
-        self._loop = BatchLoop(engine.encoder, engine.decoder)
-        # Of other tenants, who read no window of each other's.
-        self._encoders: WeakKeyDictionary[Engine, SharedEncoder] = WeakKeyDictionary()
-        self._encoders[engine] = self._loop.encoder
-        self._entering: list[Question] = []
-        self._questions: dict[Row, Question] = {}
-
-    def __len__(self) -> int:
-        return len(self._entering) + len(self._questions)
-
-    @property
-    def full(self) -> bool:
-        """Whether others have to wait."""
-        busy = sum(not question.due for question in self._entering)
-        return busy + len(self._questions) >= self._max_rows
-
-    def admit(self, question: Question) -> bool:
-        """Let a question in if there is a row and memory for it; `step` encodes what it reads.
-
-        Raises:
-            LimitError: there will not be either when all others have left.
-        """
-        budget = self._budget
-        # Not computed again at each token: only memory that others release changes the result.
-        if self.full or self._refused == (question, budget.changes):
-            return False
-        before, size = budget.changes, self._rough_size(question)
-        if not budget.fits(self, size):
-            size = min(size, self._exact_size(question))
-        if not budget.take(self, size):
-            if self or budget.could_fit(size):
-                self._refused = question, before
-            else:
-                # What the cache held when it was asked may be gone.
-                question.reserve(budget)
-            return False
-        self._size = size
-        engine = question.engine
-        encoder = self._encoders.setdefault(engine, SharedEncoder(engine.encoder))
-        question.prefill = engine.prefill_for_query(question.request, encoder)
-        self._entering.append(question)
-        return True
-
-    @property
-    def _asked(self) -> list[Question]:
-        return [*self._entering, *self._questions.values()]
-
-    def _rough_size(self, *joining: Question) -> int:
-        """Bytes that its questions need in the end, and those that join, if they share nothing."""
-        needs = [one.need for one in (*self._asked, *joining)]
-        windows = sum(sum(need.windows) for need in needs)
-        return self._budget.sizes.batch(needs, windows, self._loop.capacity)
-
-    def _exact_size(self, *joining: Question) -> int:
-        """The same, but for windows that several read or the cache holds; it takes a while."""
-        questions = [*self._asked, *joining]
-        reads = {read.key: read for question in questions for read in question.reads}
-        missing = self._budget.missing(self._engine.cache, reads.values())
-        needs, windows = [one.need for one in questions], sum(read.tokens for read in missing)
-        return self._budget.sizes.batch(needs, windows, self._loop.capacity)
-
-    def _settle(self) -> None:
-        """Release the memory of those that left; what the others share is computed later."""
-        if self:
-            self._size = min(self._size, self._rough_size())
-            self._budget.take(self, self._size, force=True)
-        else:
-            self._budget.release(self)
-
-    def step(self) -> list[Ended]:
-        """A forward pass for a question that enters, and a token for each of the others.
-
-        An error ends one question; a failed pass of many is tried again with the others.
-        """
-        ended: list[Ended] = []
-        for question in [one for one in self._entering if one.stopped.is_set()]:
-            ended.append((question, self._engine.unbegun(question.request)))
-            self.leave(question)
-        worked = False
-        for question in [*self._entering]:
-            if question.due and (self.full or question.due > time.monotonic()):
-                continue
-            try:
-                if worked := self._encode(question):
-                    break
-            except BaseException as error:  # noqa: BLE001 - handed to the one who waits for it
-                let_go(error)
-                self.leave(question)
-                ended.append((question, error))
-                break
-        if self._questions:
-            ended += self._decode()
-        elif not (worked or ended) and self._entering:
-            until = min(question.due for question in self._entering) - time.monotonic()
-            time.sleep(min(_NAP_S, max(0.0, until)))
-        return ended
-
-    def close(self) -> list[Question]:
-        """End what is being encoded; returns all questions that were in the batch."""
-        left = self._asked
-        for question in [*self._entering]:
-            self.leave(question)
-        self._questions.clear()
-        self._settle()
-        return left
-
-    def _encode(self, question: Question) -> bool:
-        """Go on with a prefill; whether that was a forward pass, after which it is others' turn."""
-        try:
-            pause = question.context.run(next, question.prefill)  # type: ignore[arg-type]  # it entered
-        except StopIteration as made:
-            self._join(question, made.value)
-            return False
-        question.due = time.monotonic() + pause if pause else 0.0
-        if pause:
-            return False
-        self._entering.remove(question)
-        self._entering.append(question)
-        return True
-
-    def _join(self, question: Question, context: EncodedContext) -> None:
-        """Let a question join that is encoded."""
-        request, query_ids = question.request, question.request.parts.query_ids
-        question.encoded_at = time.perf_counter()
-        question.counts = {
-            "cached_tokens": context.cached_tokens,
-            "windows": context.encoded_windows + context.cached_windows,
-            "cached_windows": context.cached_windows,
-            "chosen": context.chosen,
-        }
-        prompt = len(context.prefix_ids) + len(query_ids)
-        row = Row(
-            self._engine.decoder,
-            context,
-            query_ids,
-            {**request.options, "max_new_tokens": request.max_new_tokens},
-            criteria=self._engine.criteria(request, question.first, question.stopped, prompt),
-            seed=request.seed,
-            cited=request.citations,
-            streamer=question.pieces,
-        )
-        self._loop.admit(row)
-        self._entering.remove(question)
-        question.prefill = None
-        self._questions[row] = question
-
-    def _decode(self) -> list[Ended]:
-        """A token for each row; returns those that ended."""
-        try:
-            rows = self._loop.step()
-        except BaseException as error:  # noqa: BLE001 - handed to the one who waits for it
-            return [self._failed(error)]
-        ended: list[Ended] = []
-        for row in rows:
-            question = self._questions.pop(row)
-            try:
-                ended.append((question, self._answer(row, question)))
-            except BaseException as error:  # noqa: BLE001 - a caller's code; only its own row ends
-                ended.append((question, error))
-        if rows:
-            self._settle()
-        return ended
-
-    def _failed(self, error: BaseException) -> Ended:
-        """The question that a failed pass of all rows ends: the largest of those that came last.
-
-        If memory ran out, those that are being encoded count as well: the pass that fails need not
-        be of the question that took the memory.
-        """
-        among = [self._questions[row] for row in self._loop.new_rows]
-        if let_go(error):
-            among += self._entering
-        ended = max(among or self._questions.values(), key=_tokens)
-        self.leave(ended)
-        return ended, error
-
-    def leave(self, question: Question) -> None:
-        """Let a question leave, wherever it stands."""
-        if question in self._entering:
-            self._entering.remove(question)
-        if question.prefill is not None:
-            with suppress(BaseException):  # it is being ended for another reason
-                question.context.run(question.prefill.close)
-            question.prefill = None
-        for row in [row for row, mine in self._questions.items() if mine is question]:
-            self._loop.drop(row)
-            del self._questions[row]
-        self._settle()
-
-    def _answer(self, row: Row, question: Question) -> Generation:
-        if row.error is not None:
-            raise row.error
-        request = question.request
-        generation = self._engine.generation(
-            request,
-            row.tokens(),
-            row.attention(),
-            timings=Timings.of(request.started, question.encoded_at, question.first.seen_at),
-            stopped_early=question.stopped.is_set(),
-            raw=GenerateDecoderOnlyOutput(sequences=row.sequence),
-            **question.counts,
-        )
-        question.context.run(question.tell_rest, generation)
-        return generation
-
-
-def answer_all(
-    engine: Engine, questions: Sequence[Question], max_rows: int, max_bytes: Size | None
-) -> list[Generation]:
-    """Answers in the order given; what ends a question first is raised."""
-    budget = Budget(engine, max_bytes)
-    budget.begin()
-    for question in questions:
-        question.reserve(budget)
-    answers: dict[Question, Generation] = {}
-    waiting = deque(question for question in questions if not question.exclusive)
-    batch = Batch(engine, max_rows, budget)
-    try:
-        while batch or waiting:
-            while waiting and batch.admit(waiting[0]):
-                waiting.popleft()
-            for question, result in batch.step():
-                if isinstance(result, BaseException):
-                    raise result
-                answers[question] = result
-    finally:
-        batch.close()
-    return [answers[one] if one in answers else one.exclusive_answer() for one in questions]
-
-
-def _tokens(question: Question) -> int:
-    """Of its prompt: what it reads, and so roughly what memory it takes."""
-    parts = question.request.parts
-    return sum(map(len, (parts.prefix_ids, parts.query_ids, *(one.ids for one in parts.windows))))
-
-
-def let_go(error: BaseException) -> bool:
+def free_frames(error: BaseException) -> bool:
     """Free what the frames of a pass that ran out of memory hold; whether it ran out."""
     if not _out_of_memory(error):
         return False

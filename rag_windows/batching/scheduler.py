@@ -9,15 +9,19 @@ from collections.abc import Callable, Mapping
 from typing import Any, Self
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
+from rag_windows.batching.batch import Batch
 from rag_windows.batching.budget import Budget
-from rag_windows.batching.questions import Batch, OnText, Question, checked, let_go
+from rag_windows.batching.questions import OnChunk, Question
 from rag_windows.cache.passage_cache import Size
 from rag_windows.engine import Engine
 from rag_windows.errors import GenerationError, report_stop_iteration
 from rag_windows.request import BatchRequest
-from rag_windows.results import Generation
+from rag_windows.results import Chunk, Generation
 from rag_windows.sampling import whole_number
 from rag_windows.threads import Lock, Worker, in_children
+
+OnText = Callable[[str], None]
+"""Called with each piece of a text once it is final."""
 
 IsIdle = Callable[[], bool]
 """Whether no other question is about to come."""
@@ -78,6 +82,8 @@ class Scheduler:
         *,
         on_text: OnText | None = None,
         on_reasoning: OnText | None = None,
+        on_chunk: OnChunk | None = None,
+        idle: IsIdle | None = None,
         lone: IsIdle | None = None,
         engine: Engine | None = None,
     ) -> Question:
@@ -88,9 +94,12 @@ class Scheduler:
             on_text: called by the worker with each piece of text that is final; the worker waits
                 for it. All pieces joined are the text. An error in it ends only this question.
             on_reasoning: the same with the pieces of `Generation.reasoning`, before the text.
-            lone: a function that says whether no other question is about to come. If so, and
+            on_chunk: instead of both, called with each `Chunk` that `WindowedLM.stream` would give,
+                and with None once the question has ended.
+            idle: a function that says whether no other question is about to come. If so, and
                 nothing is being answered, this question is answered without a batch, which is a
                 little faster.
+            lone: the former name of ``idle``.
             engine: that of the same model with another tenant's cache, see `WindowedLM.tenant`.
 
         Returns:
@@ -100,33 +109,40 @@ class Scheduler:
             InputError, PromptError, LimitError: the request can't be used; nothing was computed.
             GenerationError: the scheduler is closed.
         """
-        question = self._question(request, on_text, on_reasoning, engine)
+        if on_chunk is None:
+            on_chunk = _by_kind(on_text, on_reasoning)
+        question = self._question(engine or self._engine, request, on_chunk)
         with self._lock:
-            self._take(question, exclusive=self._idle(lone))
+            self._take(question, idle=self._is_idle(idle or lone))
         return question
 
     @report_stop_iteration
     def answer(
-        self, request: Mapping[str, Any] | BatchRequest, *, lone: IsIdle | None = None
+        self,
+        request: Mapping[str, Any] | BatchRequest,
+        *,
+        idle: IsIdle | None = None,
+        lone: IsIdle | None = None,
     ) -> Generation:
         """Ask a question and wait for the answer; an interruption of the wait stops it.
 
         Args:
             request: see `submit`.
-            lone: see `submit`; then this thread itself answers it.
+            idle: see `submit`; then this thread itself answers it.
+            lone: the former name of ``idle``.
 
         Raises:
             RagWindowsError: what `WindowedLM.generate` would raise.
         """
-        question = self._question(request)
+        question = self._question(self._engine, request)
         with self._lock:
-            if here := self._idle(lone):
+            if here := self._is_idle(idle or lone):
                 self._asked.add(question)
                 self._budget.take(question, question.bytes, force=True)
             else:
                 self._take(question)
         try:
-            return question.exclusive_answer() if here else question.result()
+            return question.answer() if here else question.result()
         except BaseException:
             question.cancel()
             raise
@@ -171,21 +187,19 @@ class Scheduler:
 
     def _question(
         self,
+        engine: Engine,
         request: Mapping[str, Any] | BatchRequest,
-        on_text: OnText | None = None,
-        on_reasoning: OnText | None = None,
-        engine: Engine | None = None,
+        on_chunk: OnChunk | None = None,
     ) -> Question:
         """A checked question, for which there is memory if nobody else takes any."""
-        asked = BatchRequest.of(request)
-        question = checked(engine or self._engine, asked, on_text, on_reasoning)
+        question = Question(engine, request, on_chunk)
         with self._lock:
             if not self._asked:
                 self._budget.begin()
         question.reserve(self._budget)
         return question
 
-    def _take(self, question: Question, *, exclusive: bool = False) -> None:
+    def _take(self, question: Question, *, idle: bool = False) -> None:
         """Queue a question, for the batch or for an exclusive answer."""
         if self._closed:
             raise GenerationError("This scheduler is closed. Make a new one.")
@@ -193,7 +207,7 @@ class Scheduler:
         # Asked by a callback of a question that is being answered, which may wait for it.
         inner = me is self._worker or me in self._exclusive_threads
         question.number = next(self._numbers)
-        if question.exclusive or exclusive or inner:
+        if question.exclusive or idle or inner:
             if inner or len(self._exclusive_threads) < MAX_EXCLUSIVE:
                 thread = Worker(self._work_exclusive, "rag-windows-apart", self.cancel)
                 thread.start()
@@ -212,7 +226,7 @@ class Scheduler:
             self._waiting.append(question)
         self._asked.add(question)
 
-    def _idle(self, idle: IsIdle | None) -> bool:
+    def _is_idle(self, idle: IsIdle | None) -> bool:
         """Whether nothing is being answered, and no other question is about to come."""
         return idle is not None and not (self._closed or self._asked or self._worker) and idle()
 
@@ -285,13 +299,7 @@ class Scheduler:
     def _work_exclusive(self) -> None:
         """Answer one question after the other until none of them waits."""
         while (question := self._next_exclusive()) is not None:
-            try:
-                # A copy: callbacks run in the context itself, which can't be entered twice.
-                context = question.context.copy()
-                result: Generation | BaseException = context.run(question.exclusive_answer)
-            except BaseException as error:  # noqa: BLE001 - handed to the one who waits for it
-                result = error
-                let_go(error)
+            result = question.outcome()
             self._forget(question)
             question.end(result)
 
@@ -319,6 +327,20 @@ class Scheduler:
             self._waiting_for_memory.discard(question)
             self._budget.release(question)
             self._released.notify_all()
+
+
+def _by_kind(on_text: OnText | None, on_reasoning: OnText | None) -> OnChunk | None:
+    """What passes on the text and the reasoning of chunks; None if nobody wants them."""
+    if on_text is None and on_reasoning is None:
+        return None
+
+    def pass_on(chunk: Chunk | None) -> None:
+        if chunk is not None and chunk.reasoning and on_reasoning is not None:
+            on_reasoning(chunk.reasoning)
+        if chunk is not None and chunk.text and on_text is not None:
+            on_text(chunk.text)
+
+    return pass_on
 
 
 Bounds = tuple[int, Size | None]

@@ -37,9 +37,10 @@ from rag_windows.methods.registry import numbers_of, spelled, with_parameters
 from rag_windows.passage import Passage
 from rag_windows.prefill import EncodedContext
 from rag_windows.prompt.conversation import Conversation
-from rag_windows.request import Messages, PassageLike, Request, check_limits
+from rag_windows.request import BatchRequest, Messages, PassageLike, Request, check_limits
 from rag_windows.sampling import FirstToken
 from rag_windows.visible_text import strict_json
+from rag_windows.windows import WindowStore
 
 T = TypeVar("T")
 
@@ -342,18 +343,16 @@ class _Measuring:
         ready, left_out = [], []
         numbered = list(enumerate(examples, start=1))
         for number, example in self._counted("Reading the examples", numbered):
-            ask = partial(engine.request, example.query, example.passages, prefix=prefix)
+            asked = BatchRequest(example.query, example.passages, prefix, max_new_tokens=count)
             try:
-                request = ask(method=reader, max_new_tokens=count)
+                request = Request.of(engine, dataclasses.replace(asked, method=reader))
                 if not request.parts.windows:
                     raise InputError("it has no passages.")
-                read = ask(method="sequential", max_new_tokens=count)
+                read = Request.of(engine, dataclasses.replace(asked, method="sequential"))
                 for one in settings:
-                    limit, parts = engine.position_limit, request.parts
-                    check_limits(parts, request.passages, one, count, limit)
-                    if one.combination is not None:
-                        scores = [request.passages[each.passage].score for each in parts.windows]
-                        one.combination.check(scores, [each.name for each in request.sources])
+                    by_setting = request.with_method(one)
+                    check_limits(by_setting, engine.position_limit)
+                    by_setting.plan.check_scores()
                 if by_labels:
                     encode = engine.text.prompt.encode_text
                     text = encode(example.answers[0].strip(), continuation=True)
@@ -420,7 +419,7 @@ class _Measuring:
         total = rows[range(len(text)), list(text)].sum()
         if self.ends:
             total = total + rows[-1, self.ends].logsumexp(dim=-1)
-        *_, shown = self.engine.divided(ready.request, said)
+        *_, shown = ready.request.divided(said)
         metric = self.metric or contains
         met = max(float(metric(shown.strip(), one)) for one in ready.example.answers)
         figure: Figure = "contains" if self.metric is None else "metric"
@@ -428,7 +427,7 @@ class _Measuring:
 
     def _in_order(self, request: Request) -> EncodedContext:
         """Not cached: nothing else would read this order of passages."""
-        return self.engine.encode(request, encoder=self.engine.plain_encoder)
+        return request.encode(WindowStore(self.engine.plain_encoder))
 
     def _context(
         self, number: int, ready: _Ready, method: Method
@@ -440,10 +439,9 @@ class _Measuring:
         if context is None:
             begun = time.perf_counter()
             if method.windowed:
-                asked = dataclasses.replace(ready.request, method=method)
-                context = self.engine.encode(asked)
+                context = ready.request.with_method(method).encode()
             else:
-                context = self._in_order(dataclasses.replace(ready.in_order, method=method))
+                context = self._in_order(ready.in_order.with_method(method))
             if not context.cached_tokens:
                 self.encode_s[key] = time.perf_counter() - begun
             size = sum(x.nbytes for one in context.each for x in (*one.keys, *one.values))

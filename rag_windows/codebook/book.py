@@ -14,7 +14,6 @@ import torch
 from transformers import PreTrainedModel
 
 from rag_windows.cache.codec import Entry
-from rag_windows.cache.encoder import CachedEncoder
 from rag_windows.cache.keys import fields
 from rag_windows.cache.passage_cache import PassageCache
 from rag_windows.codebook.index import CodebookIndex, Record, Stamp, require_json
@@ -24,8 +23,8 @@ from rag_windows.kv import Window
 from rag_windows.methods import Codebook, Method, chain, resolve
 from rag_windows.methods.codebook import page_owners
 from rag_windows.passage import Note, Passage, refuse_single
-from rag_windows.prefill import Source, ToEncode, complete
-from rag_windows.request import BatchRequest, Messages, PassageLike
+from rag_windows.prefill import EncodingPlan, complete
+from rag_windows.request import BatchRequest, Messages, PassageLike, Request
 from rag_windows.sampling import whole_number
 from rag_windows.steps.selection import encode_query
 from rag_windows.threads import Lock
@@ -154,9 +153,10 @@ class PassageBook:
         self.codebook = codebook
         self.path = path
         self.prefix = prefix
-        self._encoder: CachedEncoder = engine.encoder
+        self._encoder, self._access = engine.encoder, engine.encoder.access
         self._question: Messages = "?" if conversation is None else conversation
-        request = engine.request(self._question, [Passage("?")], prefix=prefix, method=method)
+        asked = BatchRequest(self._question, [Passage("?")], prefix, method)
+        request = Request.of(engine, asked)
         self._prefix_ids = request.parts.prefix_ids
         self._made_for = self._identity()
         self._index = None if path is None else CodebookIndex(path, wait_s)
@@ -417,7 +417,7 @@ class PassageBook:
 
     def _identity(self) -> dict[str, Any]:
         """All that windows depend on, by names for people; JSON."""
-        model, tokenizer = self._encoder.identity()
+        model, tokenizer = self._access.identity()
         if model is None:
             raise CacheError(
                 "This model can't have a book: it has forward hooks or a patched forward, so "
@@ -446,13 +446,12 @@ class PassageBook:
         if not passages:
             return [], ()
         engine: Engine = self.lm.engine
-        request = engine.request(self._question, passages, prefix=self.prefix, method=self.method)
+        asked = BatchRequest(self._question, passages, self.prefix, self.method)
+        request = Request.of(engine, asked)
         parts = request.parts
         made: list[tuple[torch.Tensor, tuple[str, str]]] = []
         for first in range(0, len(parts.windows), CHUNK):
-            chunk = slice(first, first + CHUNK)
-            windows = [one.ids for one in parts.windows[chunk]]
-            made += self._pages(windows, request.sources[chunk])
+            made += self._pages(request.plan.only(range(len(parts.windows))[first : first + CHUNK]))
             if on_prepared is not None and len(made) < len(parts.windows):
                 on_prepared(parts.windows[len(made)].passage, len(passages))
         self.cache.flush()
@@ -470,31 +469,25 @@ class PassageBook:
             records.append(Record(passage, now, keys, pages))
         return records, parts.notes
 
-    def _pages(
-        self, windows: Sequence[tuple[int, ...]], sources: Sequence[Source]
-    ) -> list[tuple[torch.Tensor, tuple[str, str]]]:
+    def _pages(self, plan: EncodingPlan) -> list[tuple[torch.Tensor, tuple[str, str]]]:
         """Each window's pages, and its key with that of its pages.
 
         A window of which only the pages are stored is encoded when a query reads it.
         """
-        start, search, encoding = len(self._prefix_ids), self.codebook, self.method.encoding
+        search, encoding = self.codebook, self.method.encoding
         depth = len(self._encoder.runner.sliding_windows)
         kind = f"pages {search.layers_of(depth)} {search.page} {search.similarity == 'cosine'}"
         model = bytes.fromhex(self._identity()["model"])
-        whole = self._encoder.scope(model, self._prefix_ids, encoding)
-        searched = self._encoder.scope(model, self._prefix_ids, f"{kind} of {encoding}")
-        keys = [(whole.window_key(ids, start), searched.window_key(ids, start)) for ids in windows]
+        whole = self._access.scope(model, self._prefix_ids, encoding)
+        searched = self._access.scope(model, self._prefix_ids, f"{kind} of {encoding}")
+        keys = [
+            (whole.window_key(one.ids, one.start), searched.window_key(one.ids, one.start))
+            for one in plan.windows
+        ]
         disk = self.cache.disk
         found = {} if disk is None else disk.get_many([pages for _, pages in keys])
         missing = [at for at, (_, pages) in enumerate(keys) if pages not in found]
-        asked = ToEncode(
-            self._prefix_ids,
-            [windows[at] for at in missing],
-            self.method,
-            [sources[at] for at in missing],
-            patient=True,
-        )
-        encoded = complete(self._encoder.prefill(asked)).windows
+        encoded = complete(self._encoder.obtain(plan.only(missing), patient=True)).windows
         rows = {key: entry.window.keys[0][0] for key, entry in found.items()}
         for at, window in zip(missing, encoded, strict=True):
             key = keys[at][1]
@@ -503,21 +496,23 @@ class PassageBook:
                 # As the cache stores windows: one layer and head, one token a page, and no values.
                 pages = rows[key].unsqueeze(0)
                 none = pages.new_zeros(*pages.shape[:2], 0)
-                stored = Window((0,) * pages.shape[1], start, (pages,), (none,))
+                stored = Window((0,) * pages.shape[1], window.start, (pages,), (none,))
                 disk.put(key, Entry(stored, cost_s=0.0, labels=(), created=time.time()))
         return [(rows[pair[1]], pair) for pair in keys]
 
     def _query_keys(self, query: Messages, prefix: str | None) -> torch.Tensor:
         """What is compared of a query behind the book's prefix: (T, width) fp32 on the CPU."""
         given = self.prefix if prefix is None else prefix
-        request = self.lm.engine.request(query, [Passage("?")], prefix=given, method=self.method)
+        asked = BatchRequest(query, [Passage("?")], given, self.method)
+        request = Request.of(self.lm.engine, asked)
         if request.parts.prefix_ids != self._prefix_ids:
             raise InputError(
                 "This request has another prefix (system prompt, system message or tools) than "
                 "the one behind which the book's passages were encoded. Ask with the book's "
                 "prefix, or make a book with prefix= or conversation= as in your requests."
             )
-        encoded = complete(self._encoder.prefill(ToEncode(self._prefix_ids, [], self.method)))
+        plan = EncodingPlan.of(self._prefix_ids, [], self.method)
+        encoded = complete(self._encoder.obtain(plan))
         window = encode_query(self._encoder.runner, encoded.prefix, request.parts.query_ids)
         return self.codebook.tokens(window).cpu()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 import re
 import sys
@@ -10,7 +9,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
-from typing import Any, Literal, TypedDict, cast
+from typing import Any, Literal, TypedDict
 
 import torch
 
@@ -21,7 +20,7 @@ from rag_windows.methods import Method
 from rag_windows.passage import Note
 from rag_windows.prompt.builder import Prompt, PromptParts
 from rag_windows.prompt.conversation import Conversation
-from rag_windows.request import BatchRequest, Messages, PassageLike
+from rag_windows.request import BatchRequest, Messages, Request
 from rag_windows.sampling import whole_number
 
 Normalize = Literal["sum", "mean"]
@@ -244,8 +243,9 @@ def classify(
         continued = prompt.is_chat or bool(questions[0].system)
         packed = _packed(prompt, form, shown, budget, windows, continued)
     # Windows are as long as their demonstrations, which were counted.
-    asked = {"prompt": prompt.without_header(), "max_window_tokens": sys.maxsize}
-    sums, parts = read(engine, questions, packed, ids, method=reader, **asked)
+    cut_by = {"prompt": prompt.without_header(), "max_window_tokens": sys.maxsize}
+    asked = BatchRequest(questions[0], packed, method=reader)
+    sums, parts = read(engine, questions, asked, ids, **cut_by)
     scores = torch.tensor([label_scores(ids, one, normalize) for one in sums], dtype=torch.float64)
     if neutral:
         scores = scores.log_softmax(-1)
@@ -411,20 +411,24 @@ def label_scores(ids: Sequence[Ids], sums: Sequence[float], normalize: Normalize
 def read(
     engine: Engine,
     questions: Sequence[Messages],
-    passages: Sequence[PassageLike],
+    asked: BatchRequest,
     choices: Sequence[Ids],
-    **asked: Any,
+    **cut_by: Any,
 ) -> tuple[list[list[float]], PromptParts]:
     """Log-probabilities of choices behind each question (at least one), and the first one's prompt.
 
     Passages are encoded once for all; once for each prefix, to be exact: conversations may bring
-    system messages of their own. ``asked`` are further arguments of `Engine.request`.
+    system messages of their own. Of ``asked`` all but the query holds for every question;
+    ``cut_by`` are further arguments of `Request.of`.
     """
-    longest = max(map(len, choices))
-    ask = functools.partial(engine.request, passages=passages, max_new_tokens=longest, **asked)
-    first = ask(query=questions[0])
+    asked = replace(asked, max_new_tokens=max(map(len, choices)))
+
+    def ask(query: Messages) -> Request:
+        return Request.of(engine, replace(asked, query=query), **cut_by)
+
+    first = ask(questions[0])
     prompt, windows = engine.text.prompt, bool(first.parts.windows)
-    cut = [prompt.around(one, prefix=asked.get("prefix"), windows=windows) for one in questions]
+    cut = [prompt.around(one, prefix=asked.prefix, windows=windows) for one in questions]
     alike: dict[Ids, list[int]] = {}
     for index, (before, _) in enumerate(cut):
         alike.setdefault(before, []).append(index)
@@ -432,11 +436,11 @@ def read(
     for own in alike.values():
         # The longest one is checked for all of them, and all before any work.
         most = max(own, key=lambda index: len(cut[index][1]))
-        requests.append(ask(query=questions[most]) if most else first)
+        requests.append(ask(questions[most]) if most else first)
     sums: dict[int, list[float]] = {}
     for request, own in zip(requests, alike.values(), strict=True):
         pairs = [(cut[index][1], ids) for index in own for ids in choices]
-        found = iter(likelihoods(engine.decoder, engine.encode(request), pairs))
+        found = iter(likelihoods(engine.decoder, request.encode(), pairs))
         sums |= {index: [next(found).logprob for _ in choices] for index in own}
     return [sums[index] for index in range(len(questions))], first.parts
 
@@ -450,6 +454,5 @@ def score_choices(
     ids = [tuple(engine.text.prompt.encode_text(one, continuation=True)) for one in choices]
     if () in ids:
         raise InputError(f"Choice {ids.index(())} has no tokens. Leave it out.")
-    passages = cast("Sequence[PassageLike]", asked.passages)
-    sums, _ = read(engine, queries, passages, ids, method=asked.method, prefix=asked.prefix)
+    sums, _ = read(engine, queries, asked, ids)
     return [[Score(*one) for one in zip(choices, row, map(len, ids), strict=True)] for row in sums]

@@ -7,10 +7,10 @@ import queue
 import time
 from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
-from rag_windows.batching.questions import Question
+from rag_windows.batching.questions import OnChunk, Question, received
 from rag_windows.errors import (
     CancelledGenerationError,
     GenerationTimeoutError,
@@ -109,7 +109,7 @@ class Calls:
 
     @contextmanager
     def _wait(self, timeout: float | None) -> Generator[_Waiting, None, None]:
-        """Count a call as under way, so that `lone` is false for the first of many."""
+        """Count a call as under way, so that `idle` is false for the first of many."""
         waiting = _Waiting(timeout)
         self._waiting.add(waiting)
         try:
@@ -118,33 +118,28 @@ class Calls:
             waiting.leave()
             self._waiting.discard(waiting)
 
-    def lone(self) -> bool:
+    def idle(self) -> bool:
         """Whether no more than one call is under way."""
         return len(self._waiting) <= 1
 
-    def _begin(
-        self, waiting: _Waiting, call: Call, put: Callable[[Chunk], None] | None = None
-    ) -> Question:
+    def _begin(self, waiting: _Waiting, call: Call, on_chunk: OnChunk | None = None) -> Question:
         asked = {"query": call.query, "passages": call.passages, **call.options}
         scheduler = call.lm.shared_scheduler(max_rows=self.max_rows, max_bytes=self.max_bytes)
-        callbacks: dict[str, Any] = {}
-        if put is not None:
-            callbacks["on_text"] = lambda text: put(Chunk(text))
-            callbacks["on_reasoning"] = lambda text: put(Chunk("", reasoning=text))
-        scheduled = scheduler.submit(asked, **callbacks, lone=self.lone, engine=call.lm.engine)
+        engine = call.lm.engine
+        scheduled = scheduler.submit(asked, on_chunk=on_chunk, idle=self.idle, engine=engine)
         waiting.scheduled = scheduled
         if waiting.left:  # while the call was prepared
             scheduled.cancel()
         return scheduled
 
     async def _begin_async(
-        self, waiting: _Waiting, prepare: Prepare[C], put: Callable[[Chunk], None] | None = None
+        self, waiting: _Waiting, prepare: Prepare[C], on_chunk: OnChunk | None = None
     ) -> tuple[C, Question]:
         await asyncio.sleep(0)  # tasks that were started with this one enter meanwhile
 
         def begin() -> tuple[C, Question]:
             call = prepare()
-            return call, self._begin(waiting, call, put)
+            return call, self._begin(waiting, call, on_chunk)
 
         return await _in_thread(begin)
 
@@ -174,16 +169,17 @@ class Calls:
         call = prepare()
 
         def read_pieces() -> Generator[T, None, None]:
-            pieces: queue.SimpleQueue[Chunk | None] = queue.SimpleQueue()
+            chunks: queue.SimpleQueue[Chunk | None] = queue.SimpleQueue()
             with self._wait(timeout) as waiting:
-                scheduled = self._begin(waiting, call, pieces.put)
-                scheduled.add_done_callback(lambda _: pieces.put(None))
-                while True:
+
+                def get() -> Chunk | None:
                     with waiting.in_time() as seconds:
-                        chunk = pieces.get(timeout=seconds)
-                    if chunk is None:
-                        break
-                    yield from read(call, chunk)
+                        return chunks.get(timeout=seconds)
+
+                scheduled = self._begin(waiting, call, chunks.put)
+                for chunk in received(scheduled, get):
+                    if piece := _unfinished(chunk):
+                        yield from read(call, piece)
                 yield from read(call, Chunk("", _whole(scheduled.result())))
 
         return read_pieces()
@@ -211,29 +207,34 @@ class Calls:
         ``begun`` comes first, as soon as the call was checked and waits for its answer.
         """
         loop = asyncio.get_running_loop()
-        pieces: asyncio.Queue[Chunk | None] = asyncio.Queue()
+        chunks: asyncio.Queue[Chunk | None] = asyncio.Queue()
         with self._wait(timeout) as waiting:
 
-            def put(piece: Chunk | None) -> None:
+            def put(chunk: Chunk | None) -> None:
                 try:
-                    loop.call_soon_threadsafe(pieces.put_nowait, piece)
+                    loop.call_soon_threadsafe(chunks.put_nowait, chunk)
                 except RuntimeError:  # the loop was closed: nobody waits
                     waiting.leave()
 
             call, scheduled = await self._begin_async(waiting, prepare, put)
-            scheduled.add_done_callback(lambda _: put(None))
             for made in begun:
                 yield made
             while True:
                 with waiting.in_time() as seconds:
-                    chunk = await asyncio.wait_for(pieces.get(), seconds)
+                    chunk = await asyncio.wait_for(chunks.get(), seconds)
                 if chunk is None:
                     break
-                for made in read(call, chunk):
-                    yield made
+                if piece := _unfinished(chunk):
+                    for made in read(call, piece):
+                        yield made
             last = Chunk("", _whole(scheduled.result()))
             for made in await _in_thread(lambda: list(read(call, last))):
                 yield made
+
+
+def _unfinished(chunk: Chunk) -> Chunk | None:
+    """What a chunk has of the text and the reasoning; adapters read the whole answer by itself."""
+    return replace(chunk, generation=None) if chunk.text or chunk.reasoning else None
 
 
 def _whole(generation: Generation) -> Generation:

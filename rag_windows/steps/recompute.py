@@ -182,7 +182,7 @@ Run = Callable[..., list[Window]]
 def refine(
     refinement: DeepThinking, run: Run, windows: Sequence[Window], prefix: Window | None
 ) -> list[Window]:
-    """Refine each window of a batch by itself; ``run`` is `rag_windows.prefill.Encoder.run`."""
+    """Refine each window of a pass by itself; ``run`` is `ModelEncoder.run`."""
     ids = [window.ids for window in windows]
     behind = refinement.positions == "continue"
     starts = [window.end if behind else window.start for window in windows]

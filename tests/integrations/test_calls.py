@@ -68,7 +68,7 @@ EACH = pytest.mark.parametrize("caller", CALLERS, ids=repr)
 def alone_or_not(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """A lone call is answered by itself; here it is also made to go into the batch."""
     if request.param == "in a batch":
-        monkeypatch.setattr("rag_windows.integration.calls.Calls.lone", lambda _: False)
+        monkeypatch.setattr("rag_windows.integration.calls.Calls.idle", lambda _: False)
 
 
 def asked(caller: Caller, *paces: LogitsProcessor, tokens: int = 400, **options: Any) -> Asked:

@@ -17,6 +17,7 @@ from rag_windows import (
     WindowedLM,
     with_neighbours,
 )
+from rag_windows.request import BatchRequest, Request
 from rag_windows.steps import removal
 from tests.parity import zoo
 from tests.rag_windows import small
@@ -55,8 +56,9 @@ def logprob(
 ) -> float:
     """Of the answer, by a new request with the passages that are left."""
     engine = lm.engine
-    request = engine.request(QUESTION, [passages[i] for i in left], method=method, prefix="Say.")
-    context = engine.encode(request)
+    asked = BatchRequest(QUESTION, [passages[i] for i in left], "Say.", method)
+    request = Request.of(engine, asked)
+    context = request.encode()
     query, answer = request.parts.query_ids, made.token_ids
     ids = torch.tensor([[*query, *answer[:-1]]])
     # What a step chooses by the question is chosen by it alone.

@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import LogitsProcessor, LogitsProcessorList
 
-from rag_windows import GenerationError, LimitError, WindowedLM
+from rag_windows import Chunk, GenerationError, LimitError, WindowedLM
 from rag_windows.request import PassageLike
 from tests.rag_windows import small
 
@@ -75,6 +75,21 @@ def test_a_long_answer_is_not_decoded_anew_for_each_token(shared: bool) -> None:
     assert "".join(pieces) == generation.text
     # Once for the stream, once for the stop string, each with some context, and once at the end.
     assert decoded <= 20 * 300
+
+
+@pytest.mark.parametrize("options", [{}, {"stop": ["e"]}, {"num_beams": 2}])
+def test_a_scheduler_gives_the_chunks_of_a_stream(options: dict[str, Any]) -> None:
+    arguments = {"passages": PASSAGES, "max_new_tokens": 15, **options}
+    chunks: list[Chunk | None] = []
+    with small.lm().scheduler() as scheduler:
+        made = scheduler.submit({"query": "What?", **arguments}, on_chunk=chunks.append).result()
+    streamed = list(small.lm().stream("What?", **arguments))
+    *pieces, last, end = chunks
+    assert end is None
+    assert last is not None
+    assert last.generation is made
+    assert pieces == streamed[:-1]
+    assert last.text == streamed[-1].text
 
 
 class Steps(LogitsProcessor):

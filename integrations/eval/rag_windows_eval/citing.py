@@ -14,7 +14,7 @@ from scipy.stats import spearmanr
 from rag_windows import Passage, WindowedLM
 from rag_windows.calibration import contains
 from rag_windows.prefill import complete
-from rag_windows.request import BatchRequest
+from rag_windows.request import Request
 from rag_windows.results import Citation, by_mass, carried
 from rag_windows_eval.passages import PassagesTask
 from rag_windows_eval.run import Answered, Condition, Generating
@@ -146,8 +146,8 @@ class Citing:
             "prefix": self.generating.prefix_of(lm),
             "max_new_tokens": self.generating.max_new_tokens,
         }
-        engine, request = lm.engine.ask(BatchRequest.of(arguments))
-        context = complete(engine.prefill_for_query(request))
+        engine, request = lm.engine, Request.of(lm.engine, arguments)
+        context = complete(request.prefill_for_query())
         read = list(dict.fromkeys(context.groups))
         scores = {
             "mass": {group: record.passages[group].mass or 0.0 for group in read},

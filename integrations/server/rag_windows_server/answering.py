@@ -14,7 +14,7 @@ from typing import Any, Literal, Protocol, TypeVar
 
 from fastapi import Request
 
-from rag_windows import BatchRequest, Chunk, Generation, InputError, LimitError, Passage, WindowedLM
+from rag_windows import Chunk, Generation, InputError, LimitError, Passage, WindowedLM
 from rag_windows.integration import (
     AnswerReader,
     Calls,
@@ -29,6 +29,7 @@ from rag_windows.integration import (
     one_line,
     search_text,
 )
+from rag_windows.request import Request as CheckedRequest
 from rag_windows_server.bodies import ServerRequest, check_forms
 from rag_windows_server.collection import Collection, ReadDocuments, index_of
 from rag_windows_server.documents import url_of
@@ -452,11 +453,8 @@ class Answering:
         most = self._settings.most_prompt_tokens
         if most is None:
             return
-        one = BatchRequest.of({"query": call.query, "passages": call.passages, **call.options})
-        _, request = call.lm.engine.ask(one)
-        parts = request.parts
-        tokens = len(parts.prefix_ids) + len(parts.query_ids)
-        tokens += sum(len(window.ids) for window in parts.windows)
+        asked = {"query": call.query, "passages": call.passages, **call.options}
+        tokens = CheckedRequest.of(call.lm.engine, asked).prompt_tokens
         if tokens > most:
             raise LimitError(
                 f"The prompt has {tokens} tokens with its passages; this server takes {most}. "

@@ -18,9 +18,10 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from rag_windows import BatchRequest, InputError, LimitError, PassageCache, WindowedLM
-from rag_windows.batching import questions
+from rag_windows import InputError, LimitError, PassageCache, WindowedLM
+from rag_windows.batching.batch import Batch
 from rag_windows.batching.budget import Budget, Sizes
+from rag_windows.batching.questions import Question
 from tests.parity import zoo
 from tests.rag_windows import small
 from tests.rag_windows.batching.test_scheduler import (
@@ -144,7 +145,7 @@ def free(lm: WindowedLM, **asked: Any) -> int:
     """Bytes that a question needs with nobody beside it."""
     budget = Budget(lm.engine, 1 << 40)
     budget.begin()
-    question = questions.checked(lm.engine, BatchRequest.of({**ASK, **asked}))
+    question = Question(lm.engine, {**ASK, **asked})
     question.reserve(budget)
     return question.bytes
 
@@ -162,7 +163,7 @@ def test_a_question_that_can_t_fit_is_refused_before_any_work(kind: dict[str, An
         lambda: lm.generate_batch([{**ASK, "passages": ()}, asked], max_bytes=needed - 1),
         lambda: scheduler.submit(asked),
         lambda: scheduler.answer(asked),
-        lambda: scheduler.answer(asked, lone=lambda: True),
+        lambda: scheduler.answer(asked, idle=lambda: True),
         lambda: lm.shared_scheduler(max_bytes=f"{needed - 1}").submit(asked),
     )
     with small.passes() as made:
@@ -205,9 +206,8 @@ def test_only_what_stands_where_it_is_read_is_free() -> None:
     cache = PassageCache("1MiB")
     lm = small.wrapped(cache=cache)
     lm.warm(PASSAGES[:2])
-    request = lm.engine.ask(BatchRequest.of({**ASK, "passages": PASSAGES[:3]}))[1]
-    question = questions.checked(lm.engine, BatchRequest.of({**ASK, "passages": PASSAGES[:3]}))
-    assert len(request.parts.windows) == 3
+    question = Question(lm.engine, {**ASK, "passages": PASSAGES[:3]})
+    assert len(question.request.parts.windows) == 3
     names = [one.name for one in question.reads if one.name is not None]
     here = torch.device("cpu")
     assert cache.held(names, here) == {*names[:3]}, "the prefix and two passages"
@@ -216,7 +216,7 @@ def test_only_what_stands_where_it_is_read_is_free() -> None:
     coded = PassageCache("1MiB", store="int8")
     small.wrapped(cache=coded).warm(PASSAGES[:2])
     assert coded.stats().tiers["memory"].entries == 2
-    again = questions.checked(lm.with_cache(coded).engine, BatchRequest.of(ASK)).reads
+    again = Question(lm.with_cache(coded).engine, ASK).reads
     assert any(one.name in coded for one in again if one.name)
     assert coded.held([one.name for one in again if one.name], here) == set()
 
@@ -233,9 +233,7 @@ def test_an_accelerator_s_tier_takes_its_memory_first(monkeypatch: pytest.Monkey
     monkeypatch.setattr(Budget, "_free", looked_up)
     assert lm.generate_batch([ASK])[0].text == lm.generate(**ASK).text
     assert tiers == [1]
-    names = [
-        one.name for one in questions.checked(lm.engine, BatchRequest.of(ASK)).reads if one.name
-    ]
+    names = [one.name for one in Question(lm.engine, ASK).reads if one.name]
     assert cache.held(names, torch.device("cpu")) == {*names}
 
 
@@ -369,7 +367,7 @@ def test_memory_is_looked_up_when_nobody_is_being_answered(monkeypatch: pytest.M
         gate.open.set()
         for one in (running, *more):
             one.result(WAIT)
-        scheduler.answer(ASK, lone=lambda: True)
+        scheduler.answer(ASK, idle=lambda: True)
     assert set(seen) == {0}
     assert len(seen) == 2
 
@@ -406,7 +404,7 @@ def test_whoever_comes_nobody_takes_what_is_not_there(
     limit = int(share * max(free(lm, **one) for one, _ in asked))
     takes: list[int] = []
     joined: list[Any] = []
-    take, admit = Budget.take, questions.Batch.admit
+    take, admit = Budget.take, Batch.admit
 
     def taken(self: Budget, *given: Any, **options: Any) -> bool:
         done = take(self, *given, **options)
@@ -421,7 +419,7 @@ def test_whoever_comes_nobody_takes_what_is_not_there(
     futures: dict[Any, str] = {}
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(Budget, "take", taken)
-        patched.setattr(questions.Batch, "admit", admitted)
+        patched.setattr(Batch, "admit", admitted)
         with lm.scheduler(max_rows=rows, max_bytes=limit) as scheduler:
             for (one, text), (_, pause) in zip(asked, arrivals, strict=True):
                 try:

@@ -306,15 +306,17 @@ def test_a_lone_question_is_answered_as_generate_does() -> None:
 
     asked = {**ASK, "logits_processor": [noted]}
     answers = [
-        scheduler.answer(asked, lone=lambda: True),
-        scheduler.submit(asked, lone=lambda: True, on_text=pieces.append).result(WAIT),
+        scheduler.answer(asked, idle=lambda: True),
+        scheduler.submit(asked, idle=lambda: True, on_text=pieces.append).result(WAIT),
+        # The former name.
+        scheduler.submit(asked, lone=lambda: True).result(WAIT),
     ]
     assert "rag-windows-batch" not in where
     assert answers[0].citations == answers[1].citations == lm.generate(**ASK).citations
     assert "".join(pieces) == answers[1].text
     assert len(pieces) > 1
     where.clear()
-    scheduler.answer(asked, lone=lambda: False)
+    scheduler.answer(asked, idle=lambda: False)
     scheduler.answer(asked)
     assert {*where} == {"rag-windows-batch"}
 
@@ -329,12 +331,12 @@ def test_those_that_come_while_a_lone_one_is_answered_share_steps(
     asked = mixed(4)
     with ThreadPoolExecutor(1) as threads:
         if waiting:
-            lone = threads.submit(scheduler.answer, first, lone=lambda: True)
+            lone = threads.submit(scheduler.answer, first, idle=lambda: True)
         else:
-            lone = scheduler.submit(first, lone=lambda: True)
+            lone = scheduler.submit(first, idle=lambda: True)
         assert slow.reached.wait(WAIT)
         with small.passes() as made:
-            others = [scheduler.submit(one, lone=lambda: True) for one in asked]
+            others = [scheduler.submit(one, idle=lambda: True) for one in asked]
             got = [one.result(WAIT) for one in others]
         slow.open.set()
         assert lone.result(WAIT).text == lm.generate(**ASK).text
@@ -345,7 +347,7 @@ def test_those_that_come_while_a_lone_one_is_answered_share_steps(
 def test_a_lone_question_that_fails_leaves_nothing_behind() -> None:
     scheduler, asked = small.wrapped().shared_scheduler(), []
 
-    def lone() -> bool:
+    def idle() -> bool:
         asked.append("nobody else is there")
         return True
 
@@ -354,8 +356,8 @@ def test_a_lone_question_that_fails_leaves_nothing_behind() -> None:
 
     for _ in range(2):
         with pytest.raises(ZeroDivisionError):
-            scheduler.answer({**ASK, "on_encoded": fails}, lone=lone)
-    scheduler.answer(ASK, lone=lone)
+            scheduler.answer({**ASK, "on_encoded": fails}, idle=idle)
+    scheduler.answer(ASK, idle=idle)
     assert len(asked) == 3, "a question that was left would be somebody else"
 
 

@@ -119,7 +119,7 @@ def test_a_failing_leader_neither_hangs_nor_poisons_those_who_wait(
 ) -> None:
     lm = cached()
     encoder = lm.engine.plain_encoder
-    original = encoder.encode_batches
+    original = encoder.encode_pass
     inside, follow = threading.Event(), threading.Event()
     failed = threading.Lock()
 
@@ -130,7 +130,7 @@ def test_a_failing_leader_neither_hangs_nor_poisons_those_who_wait(
             raise KeyboardInterrupt
         return original(prefix, *args)
 
-    monkeypatch.setattr(encoder, "encode_batches", failing)
+    monkeypatch.setattr(encoder, "encode_pass", failing)
     with ThreadPoolExecutor(4) as pool:
         leader = pool.submit(lm.generate, "What?", PASSAGES, max_new_tokens=2)
         assert inside.wait(30)
@@ -147,7 +147,7 @@ def test_a_failing_leader_neither_hangs_nor_poisons_those_who_wait(
 
 
 def test_who_waits_too_long_encodes_itself(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("rag_windows.cache.encoder.FOLLOW_S", 0.05)
+    monkeypatch.setattr("rag_windows.windows.FOLLOW_S", 0.05)
     stuck, lm = (cached(PassageCache("50MB", path=tmp_path / "w")) for _ in "ab")
     inside, follow = threading.Event(), threading.Event()
 
@@ -218,15 +218,16 @@ def test_what_was_forgotten_or_edited_while_it_was_encoded_is_not_kept(
     lm = WindowedLM(model, small.tokenizer(), cache=PassageCache("50MB"))
     assert lm.cache is not None
     encoder, forget = lm.engine.plain_encoder, lm.cache.invalidate
-    original = encoder.encode_batches
+    original = encoder.encode_pass
 
     def disturbed(*args: Any) -> Any:
-        yield from original(*args)
+        made = original(*args)
         if how == "forgotten":
             forget("one")
         else:
             model.lm_head.weight.data.mul_(2)
+        return made
 
-    monkeypatch.setattr(encoder, "encode_batches", disturbed)
+    monkeypatch.setattr(encoder, "encode_pass", disturbed)
     lm.generate("What?", PASSAGES, max_new_tokens=1)
     assert lm.cache.stats().tiers["memory"].entries == 0

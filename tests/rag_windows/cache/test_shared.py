@@ -271,8 +271,9 @@ def test_a_request_waits_no_longer_than_encoding_takes(monkeypatch: pytest.Monke
     patient = machine(place)
     assert patient.cache is not None
     between(patient.cache, slow(0.3))
-    encoder: Any = patient.engine.encoder
-    fingerprint = encoder.identity()[0]
+    access = patient.engine.encoder.access
+    assert access is not None
+    fingerprint = access.model.fingerprint()
     assert fingerprint is not None
     patient.cache.measured(fingerprint, 1, 1000.0)  # too little to tell
     patient.cache.measured(fingerprint, 1000, 10_000.0)

@@ -10,7 +10,8 @@ import pytest
 
 from rag_windows import METHODS, InputError, LimitError, PassageCache, WindowedLM
 from rag_windows.icl import Template
-from rag_windows.prefill import ModelEncoder
+from rag_windows.prefill import EncodingPlan
+from rag_windows.windows import WindowStore
 from tests.rag_windows import small
 from training.samples import Demonstrations, draw_demonstrations
 
@@ -32,14 +33,14 @@ Windows = list[list[int]]
 def encoded(monkeypatch: pytest.MonkeyPatch) -> list[Windows]:
     """The windows of each encoding while the test ran."""
     made: list[Windows] = []
-    original = ModelEncoder.prefill
+    original = WindowStore.obtain
 
-    def noting(self: ModelEncoder, asked: Any) -> Any:
-        made.append([list(ids) for ids in asked.windows])
-        return original(self, asked)
+    def noting(self: WindowStore, plan: EncodingPlan, *others: Any) -> Any:
+        made.append([list(one.ids) for one in plan.windows])
+        return original(self, plan, *others)
 
     base_lm()  # loading encodes something, too
-    monkeypatch.setattr(ModelEncoder, "prefill", noting)
+    monkeypatch.setattr(WindowStore, "obtain", noting)
     return made
 
 

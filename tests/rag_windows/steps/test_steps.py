@@ -13,6 +13,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from rag_windows import (
     APE,
     PCW,
+    BatchRequest,
     DeepThinking,
     Generation,
     InputError,
@@ -26,6 +27,8 @@ from rag_windows import (
     StructuredPrompting,
     WindowedLM,
 )
+from rag_windows.prompt.builder import PromptParts
+from rag_windows.request import Request
 from tests.parity import zoo
 from tests.parity.engine import Recorder
 from tests.rag_windows import small
@@ -48,6 +51,10 @@ def logits(lm: WindowedLM, method: Method) -> torch.Tensor:
 
 def llama(**options: Any) -> WindowedLM:
     return WindowedLM(zoo.shared("llama"), **options)
+
+
+def parts_of(lm: WindowedLM, query: str, method: Method | str | None = None) -> PromptParts:
+    return Request.of(lm.engine, BatchRequest(query, PASSAGES, method=method)).parts
 
 
 def ask(lm: WindowedLM | None = None, passages: Any = PASSAGES, **options: Any) -> Generation:
@@ -154,7 +161,7 @@ def test_citations_stay_with_their_passages(choose: Any) -> None:
 
 def test_what_a_cache_can_reuse_of_linked_windows() -> None:
     lm = small.lm().with_cache(PassageCache())
-    prefix = len(lm.engine.request("What?", PASSAGES, prefix=None, method=None).parts.prefix_ids)
+    prefix = len(parts_of(lm, "What?").prefix_ids)
 
     def used(passages: Any, tokens: Any = 4, choose: Any = "first") -> tuple[int, int]:
         options = {"link_tokens": tokens, "link_choose": choose}
@@ -201,7 +208,7 @@ def test_tokens_chosen_by_the_query_in_batches_schedulers_and_streams(cached: bo
         assert [future.result().text for future in futures] == texts
     streamed = ["".join(chunk.text for chunk in lm.stream(**one)) for one in asked]
     assert streamed == texts
-    parts = lm.engine.request(QUESTIONS[0], PASSAGES, prefix=None, method=None).parts
+    parts = parts_of(lm, QUESTIONS[0])
     again = {one.usage.windows - one.usage.cached_windows for one in batched}
     assert again == ({0} if cached else {3, 0})
     prompt = len(parts.prefix_ids) + sum(len(window.ids) for window in parts.windows)
@@ -213,7 +220,7 @@ def test_scores_and_encoded_contexts_choose_for_each_question() -> None:
     lm, choices, method = small.lm(), ["a", "river", "old"], Linked(3, "query", reader=APE())
     for question in QUESTIONS:
         scores = lm.score(question, PASSAGES, choices, method=method)
-        parts = lm.engine.request(question, PASSAGES, method=method, prefix=None).parts
+        parts = parts_of(lm, question, method)
         windows = [window.ids for window in parts.windows]
         context = lm.encode_ids(parts.prefix_ids, windows, method=method)
         own = lm.engine.decoder.for_query(context, parts.query_ids)
@@ -298,7 +305,7 @@ def test_the_retriever_decides() -> None:
 def test_scores_of_an_ensemble_are_sums_of_combined_log_probabilities() -> None:
     lm, choices = small.lm(), ["a", "river", "old"]
     scores = lm.score("What?", PASSAGES, choices, method=ENTROPY)
-    parts = lm.engine.request("What?", PASSAGES, method=ENTROPY, prefix=None).parts
+    parts = parts_of(lm, "What?", ENTROPY)
     windows = [window.ids for window in parts.windows]
     context = lm.encode_ids(parts.prefix_ids, windows, method=ENTROPY)
     for score, choice in zip(scores, choices, strict=True):

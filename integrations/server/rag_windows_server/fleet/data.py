@@ -36,7 +36,7 @@ from rag_windows_server.fleet.cluster import cluster
 
 if TYPE_CHECKING:
     from rag_windows import WindowedLM
-    from rag_windows.engine import OnWarmed, Warmed
+    from rag_windows.warm import OnWarmed, Warmed
     from rag_windows_server.fleet.options import FleetOptions
 
 R = TypeVar("R")
@@ -227,7 +227,7 @@ def warm(
             "Passages that are encoded over a cluster need a store. Give --shared, or --cache-dir "
             "with a folder that all machines see."
         )
-    from rag_windows.engine import Warmed
+    from rag_windows.warm import Warmed
 
     begun = time.perf_counter()
     # What is encoded is read again by nobody here, but for the prefix.
