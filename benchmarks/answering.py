@@ -10,7 +10,6 @@ nearly equal may swap. Part of the questions is written by `WindowedLM.generate_
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -43,7 +42,7 @@ def requests(engine: Engine, asked: Asked, methods: Sequence[Method]) -> list[Re
             made[key] = engine.request(
                 list(messages), passages, method=one, max_new_tokens=MAX_NEW_TOKENS
             )
-        found.append(replace(made[key], method=one))
+        found.append(made[key].with_method(one))
     return found
 
 

@@ -125,7 +125,7 @@ class Request:
     """A `BatchRequest`, checked and tokenized.
 
     Attributes:
-        plan: what is encoded for it.
+        plan: what is encoded for it, by its method; `with_method` changes both.
         options: for transformers' generate.
         started: ``time.perf_counter()`` at the call.
         ordinary: with a guard, the request with passages read one after the other, or why not.
