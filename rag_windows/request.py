@@ -138,7 +138,7 @@ class Request:
 
     Attributes:
         engine: what answers it.
-        plan: what is encoded for it.
+        plan: what is encoded for it, by its method; `with_method` changes both.
         options: for transformers' generate, ``max_new_tokens`` among them.
         started: ``time.perf_counter()`` at the call.
         ordinary: with a guard, the request with passages read one after the other, or why not.
