@@ -34,6 +34,7 @@ from rag_windows.errors import GenerationError, InputError, RagWindowsError
 from rag_windows.integration import (
     ModelCall,
     ToolAnswer,
+    Transcript,
     answer_record,
     call_entry,
     carried,
@@ -66,8 +67,8 @@ def surfacing() -> Iterator[None]:
 
 def read_messages(messages: Iterable[ChatMessage]) -> tuple[list[dict[str, Any]], list[Passage]]:
     """Messages as `WindowedLM.generate` takes them, and the passages in their citable blocks."""
-    read: list[dict[str, Any]] = []
-    passages: list[Passage] = []
+    transcript, passages = Transcript(), list[Passage]()
+    read = transcript.messages
     for index, message in enumerate(messages):
         role, before = _ROLES.get(message.role.value), len(passages)
         if role is None:
@@ -80,20 +81,20 @@ def read_messages(messages: Iterable[ChatMessage]) -> tuple[list[dict[str, Any]]
             both = (read[0]["content"], content)
             read[0]["content"] = "\n\n".join(text for text in both if text)
             continue
-        brought = len(passages) - before
-        if role == "tool" and brought and not content:
-            content = f"{brought} passages; they stand at the beginning of this conversation."
-        said: dict[str, Any] = {"role": role, "content": content}
         calls = [block for block in message.blocks if isinstance(block, ToolCallBlock)]
-        if role == "assistant" and calls:
-            said["tool_calls"] = [
+        known = message.additional_kwargs if role == "tool" else {}
+        transcript.add(
+            role,
+            content,
+            brought=len(passages) - before,
+            calls=[
                 call_entry(block.tool_name, block.tool_kwargs, block.tool_call_id or None)
                 for block in calls
-            ]
-        if role == "tool":
-            known = message.additional_kwargs
-            said |= {key: known[key] for key in ("tool_call_id", "name") if known.get(key)}
-        read.append(said)
+                if role == "assistant"
+            ],
+            call_id=known.get("tool_call_id") or None,
+            name=known.get("name") or None,
+        )
     return read, passages
 
 
