@@ -164,17 +164,18 @@ def conversation(
                 text, found = unmark(text)
                 way = "marked text"
             transcript.bring(way, found)
-            if found and isinstance(message, ToolMessage):
-                text = ""
-        answered = message if isinstance(message, ToolMessage) else None
+        call_id = name = None
+        if isinstance(message, ToolMessage):
+            call_id, name = message.tool_call_id, message.name or None
+            text = "" if transcript.count() > before else text
         made = message.tool_calls if isinstance(message, AIMessage) else ()
         transcript.add(
             role,
             text,
             brought=transcript.count() - before,
             calls=[call_entry(one["name"], one["args"], one["id"]) for one in made],
-            call_id=answered and answered.tool_call_id,
-            name=(answered and answered.name) or None,
+            call_id=call_id,
+            name=name,
         )
     with in_langchain_terms():
         given = {"documents=": passage_list("documents", documents)}
