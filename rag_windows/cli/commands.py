@@ -1,4 +1,4 @@
-"""The commands of `rag-windows`; the short ones stand here."""
+"""The application of `rag-windows`, and the commands `classify` and `methods`."""
 
 from __future__ import annotations
 

@@ -80,10 +80,10 @@ class _Fused:
 
 
 def open_corpus(search: SearchOptions, model: LoadOptions) -> Corpus:
-    """What finds the documents' passages; what was not read is reported.
+    """What finds the documents' passages; files that could not be read are reported.
 
-    It is an index on disk, of which only files that have changed are read, but for the samples and
-    where nothing may be written.
+    It is an index on disk, for which only files that have changed are read. The sample corpus, and
+    documents where nothing may be written, are read into memory.
     """
     index = _index(search, model)
     if index is not None:
@@ -102,13 +102,13 @@ def open_corpus(search: SearchOptions, model: LoadOptions) -> Corpus:
 
 
 def read_passages(search: SearchOptions, model: LoadOptions) -> Sequence[Passage]:
-    """The documents' passages; what was not read is reported."""
+    """The documents' passages; files that could not be read are reported."""
     index = _index(search, model)
     return _read_passages(search) if index is None else index.passages
 
 
 def how_many(corpus: Corpus) -> int:
-    """The number of a corpus' passages, of which none is read for it from an index."""
+    """The number of passages; those of an index are counted without being read."""
     from rag_windows_retrievers import Index
 
     return len(corpus) if isinstance(corpus, Index) else len(corpus.passages)
@@ -133,7 +133,7 @@ def _index(search: SearchOptions, model: LoadOptions) -> Index | None:
 
 
 def _up_to_date(search: SearchOptions, folder: Path) -> Index:
-    """An index that holds what --docs hold now, beside what it had; opened as it is without."""
+    """The index, brought up to date with --docs if there are any; what else it has stays."""
     from rag_windows_retrievers import Index, open_index
     from rag_windows_retrievers.documents import no_text
 
@@ -205,7 +205,7 @@ def _automatic_index(search: SearchOptions, model: LoadOptions) -> Path | None:
 
 
 def anywhere(path: str) -> str:
-    """A path as processes in other folders find it; addresses stay."""
+    """The absolute path of a file or folder; a URL stays as it is."""
     return path if "://" in path else os.path.abspath(path)
 
 
@@ -258,7 +258,7 @@ def check_documents(search: SearchOptions, model: str | None) -> None:
 
 
 def quieten_readers() -> None:
-    """Let readers of files not warn of oddities inside what they read all the same."""
+    """Silence the warnings of pypdf and openpyxl about files that they can read nevertheless."""
     logging.getLogger("pypdf").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", module=r"openpyxl\.")
 

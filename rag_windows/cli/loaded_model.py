@@ -115,7 +115,7 @@ class LoadOptions:
     ] = False
     verbose: Verbose = False
     cache_memory: str | None = None
-    """Size of a cache in memory alone, in place of the one on disk."""
+    """Size of a cache that is in memory only, in place of the one on disk."""
 
     @property
     def name(self) -> str:
@@ -221,7 +221,7 @@ def loaded_model(model: LoadOptions) -> Iterator[WindowedLM]:
 def _import_libraries(model: LoadOptions) -> None:
     """Import what models need: 3,000 modules, which would take a third longer with collections.
 
-    What they hold lives as long as the process, so later collections leave it alone.
+    What they hold lives as long as the process, so later collections do not look at it.
     """
     if "torch" in sys.modules:
         return
@@ -252,7 +252,7 @@ def _compile_ahead() -> None:
 
 
 def method_of(model: LoadOptions) -> Method | None:
-    """The method that is asked for; None for the profile's, or the model's own."""
+    """The method that the options name; None to use the profile's, or the model's own."""
     from rag_windows.methods import resolve
     from rag_windows.methods.registry import with_parameters
 
@@ -288,8 +288,8 @@ def quieten(verbose: bool) -> None:
 def reported_instead_of_bars(counted: Counted | None) -> Iterator[dict[str, Any]]:
     """Silence the bars and logs of transformers and the hub, and count what they load.
 
-    Yields what `from_pretrained` takes so that downloads of weights are counted, too; with nobody
-    to tell, nothing, and all bars stay as they are.
+    Yields arguments of `from_pretrained` with which downloads of weights are counted, too. Without
+    ``counted`` there are none, and the libraries show their own bars.
     """
     if counted is None:
         yield {}

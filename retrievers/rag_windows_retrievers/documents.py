@@ -529,7 +529,7 @@ _PAGE = "\n\n"
 _BROKEN_PDF = (
     *(ArithmeticError, AttributeError, LookupError, OSError, RecursionError, TypeError, ValueError),
 )
-"""What pypdf raises for damaged files, beside errors of its own."""
+"""What pypdf raises for damaged files, besides errors of its own."""
 
 _NO_TITLE = re.compile(
     r"untitled\b.*|microsoft \w+ - .*|(document|slide|page|presentation|powerpoint presentation)"

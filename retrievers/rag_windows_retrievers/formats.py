@@ -165,7 +165,7 @@ def _table(rows: Sequence[Sequence[str]]) -> str:
 
 
 def _sheet(rows: Iterable[Sequence[str]]) -> str:
-    """The rows of a sheet: lines that stand alone as text, the others as tables.
+    """The rows of a sheet: single lines as text, the others as tables.
 
     A blank row ends a table, unless what follows has the same columns.
     """
@@ -326,7 +326,7 @@ class _Look:
 
 
 def _soup(text: str) -> BeautifulSoup:
-    """A page without what nobody sees; tables that only place other things are taken apart."""
+    """A page without what nobody sees, and without tables that only arrange their contents."""
     from bs4 import BeautifulSoup
     from bs4.element import PreformattedString
 
@@ -434,15 +434,15 @@ def _markdown(soup: BeautifulSoup) -> str:
             return f"{_one_line(text)}{_ROW}"
 
         def convert_table(self, el: Tag, text: str, parent_tags: set[str]) -> str:
-            grid, beside = _Grid(), []
+            grid, outside = _Grid(), []
             for line in text.split(_ROW):
                 *cells, other = line.split(_CELL)
-                beside.append(other.strip())
+                outside.append(other.strip())
                 parts = [f"{cell.strip()} ".split(" ", 2) for cell in cells]
                 if parts:
                     grid.add((words.strip(), int(one), int(two)) for one, two, words in parts)
             _check_cells(len(grid.rows) * max(map(len, grid.rows), default=0))
-            return "\n\n".join(["", *filter(None, beside), _table(grid.rows), ""])
+            return "\n\n".join(["", *filter(None, outside), _table(grid.rows), ""])
 
     plain = Converter(
         heading_style="ATX", strip=["a"], escape_asterisks=False, escape_underscores=False

@@ -84,7 +84,7 @@ class WindowDocumentPrompt(StringPromptTemplate):
 
 
 def mark(text: str, metadata: Mapping[str, Any]) -> str:
-    """A text with its head and end; of its metadata, what JSON can't hold becomes a string."""
+    """A text with its head and end; metadata that JSON can't hold become strings."""
     head = {"n": len(text), "m": dict(metadata)}
     data = json.dumps(head, default=str, sort_keys=True, separators=(",", ":")).encode()
     shown = "".join(chr(_FIRST_BYTE + byte) for byte in _digest(data, text) + data)
@@ -239,7 +239,7 @@ PROVIDER = "rag_windows"
 
 
 def plain(value: object) -> Any:
-    """A value as JSON holds it; arrays and tensors become lists, what else it lacks its string."""
+    """A value as JSON holds it: arrays and tensors become lists, other objects strings."""
 
     def listed(inner: Any) -> Any:
         method = None if isinstance(inner, type) else getattr(inner, "tolist", None)

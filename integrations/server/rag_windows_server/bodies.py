@@ -178,7 +178,7 @@ def answer_form(form: Mapping[str, Any] | None, param: str, tools: bool) -> dict
     """Options of ``generate`` that hold an answer to what ``response_format`` says.
 
     ``form`` is ``{"type": "text"}``, ``{"type": "json_object"}``, or ``{"type": "json_schema"}``
-    with the schema under ``json_schema`` or beside the type.
+    with the schema under ``json_schema`` or next to the type.
     """
     kind = None if form is None else form.get("type")
     if form is None or kind == "text":
@@ -216,7 +216,7 @@ _WORD = re.compile(r"[\w.:-]{1,64}", re.ASCII)
 
 
 def template_kwargs(body: Body, lm: WindowedLM, settings: Settings) -> dict[str, Any]:
-    """The variables of the chat template that a request sets, beside its documents."""
+    """The variables of the chat template that a request sets, without its documents."""
     given = dict(body.chat_template_kwargs or {})
     given.pop("documents", None)
     for name, value in given.items():

@@ -25,7 +25,7 @@ _MOST_DIGITS = 20
 
 
 class StreamOptions(BaseModel):
-    """What a stream tells beside the text."""
+    """What a stream reports besides the text."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 

@@ -40,7 +40,7 @@ class ReadDocuments:
 
     Attributes:
         version: of the index, when its passages were found.
-        documents: that these belong to; None for any.
+        documents: that the passages belong to; None for all documents.
     """
 
     version: int
@@ -269,7 +269,7 @@ class Collection:
         return []
 
     def ended(self, reading: ReadDocuments | None) -> None:
-        """Nobody reads this any more: windows that were stored of stale documents go again."""
+        """End a reading: windows that it stored of documents that have changed are removed."""
         if reading is None:
             return
         try:
@@ -411,7 +411,7 @@ class Collection:
             return now if stale is None else 0
 
     def _noted_in(self) -> Path | None:
-        """Where that is written, beside the index; None for caches that end with the process."""
+        """The file that holds it, in the index; None for caches that end with the process."""
         lasting = [
             text
             for one in self._caches

@@ -88,7 +88,7 @@ PARTS = ("document", "text-plain", "file", "input_file")
 def part_passage(part: Mapping[str, Any], param: str) -> Passage:
     """The document of a content part.
 
-    ``{"type": "document", "document": {...}}``, or with the document's own keys beside the type;
+    ``{"type": "document", "document": {...}}``, or with the document's own keys next to the type;
     Anthropic's ``{"type": "document", "source": {"type": "text", "data": ...}}``; OpenAI's files
     whose text comes along as base64. A file by id or address is refused: none is opened.
     """

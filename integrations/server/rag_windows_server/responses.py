@@ -34,7 +34,7 @@ class TextForm(BaseModel):
 
 
 class Obfuscation(BaseModel):
-    """Whether a stream has random letters beside the text: never."""
+    """Whether a stream has random letters besides the text: never."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 

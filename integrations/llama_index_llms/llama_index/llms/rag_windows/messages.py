@@ -50,13 +50,13 @@ _ROLES = {"developer": "system", "chatbot": "assistant", "model": "assistant", "
 _ROLES |= {role: role for role in ("system", "user", "assistant", "tool")}
 
 _UNSHOWN = (CitationBlock, ThinkingBlock, CachePoint, ToolCallBlock)
-"""What an earlier answer carries beside its text; calls of tools are read separately, and the
+"""What an earlier answer carries besides its text; calls of tools are read separately, and the
 rest is not shown to the model again."""
 
 
 @contextmanager
 def surfacing() -> Iterator[None]:
-    """Makes an error one for which LlamaIndex's synthesizers don't answer "Empty Response"."""
+    """Raise other errors as ours, which LlamaIndex's synthesizers do not swallow."""
     try:
         yield
     except RagWindowsError:
@@ -229,7 +229,7 @@ def _response(
 def as_raw(call: ModelCall, generation: Generation) -> dict[str, Any]:
     """All that is known about an answer but its text, as plain JSON.
 
-    Keys, beside those of `rag_windows.integration.answer_record`:
+    Keys, in addition to those of `rag_windows.integration.answer_record`:
         model, method: names; ``method`` with its numbers.
         usage: prompt_tokens, completion_tokens, total_tokens, cached_tokens.
         finish_reason: "tool_calls", too, where tools are called.
