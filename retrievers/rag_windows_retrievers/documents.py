@@ -23,7 +23,8 @@ from charset_normalizer import from_bytes
 from pydantic import AliasChoices, BaseModel, Field
 
 from rag_windows.errors import DocumentError, InputError, MissingExtraError, require
-from rag_windows_retrievers.formats import FORMATS, convert, first_line, numbered
+from rag_windows_retrievers.conversion import first_line, numbered
+from rag_windows_retrievers.formats import FORMATS, convert
 from rag_windows_retrievers.structure import structure_of
 
 SUFFIXES = (".txt", ".md", ".markdown", ".jsonl", ".pdf", *FORMATS)
