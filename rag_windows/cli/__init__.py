@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rag_windows.cli.corpus import SearchOptions, open_corpus
-    from rag_windows.cli.loaded_model import (
+    from rag_windows.cli.model_loading import (
         SAMPLE_MODEL,
         LoadOptions,
         default_instruction,
@@ -73,7 +73,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     # On first use: without the extra `cli`, `__main__` has to say so before this needs it.
     if name in __all__:
-        for module in ("options", "loaded_model", "corpus", "replicas", "render"):
+        for module in ("options", "model_loading", "corpus", "replicas", "render"):
             home = import_module(f"{__name__}.{module}")
             if hasattr(home, name):
                 return getattr(home, name)

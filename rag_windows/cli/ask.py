@@ -16,7 +16,7 @@ from rich.table import Column
 
 from rag_windows.cli import options, render
 from rag_windows.cli.corpus import SearchOptions, how_many, open_corpus
-from rag_windows.cli.loaded_model import (
+from rag_windows.cli.model_loading import (
     DEFAULT_MODEL,
     SAMPLE_MODEL,
     LoadOptions,

@@ -18,7 +18,7 @@ from rag_windows.cli.corpus import (
     read_passages,
     tell_left_out,
 )
-from rag_windows.cli.loaded_model import LoadOptions, instruction, loaded_model, quieten
+from rag_windows.cli.model_loading import LoadOptions, instruction, loaded_model, quieten
 from rag_windows.cli.render import Group, progress, show, tell, write_json
 from rag_windows.cli.replicas import RayOptions, fleet_options
 from rag_windows.errors import InputError

@@ -16,7 +16,7 @@ from rag_windows.cli.ask import ask, chat, demo
 from rag_windows.cli.cache import cache, warm
 from rag_windows.cli.compare import compare
 from rag_windows.cli.index import indexes
-from rag_windows.cli.loaded_model import LoadOptions, loaded_model
+from rag_windows.cli.model_loading import LoadOptions, loaded_model
 from rag_windows.cli.options import count, option
 from rag_windows.errors import MissingExtraError, install
 from rag_windows.visible_text import encodable, one_line

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from rag_windows.cli import options, render
 from rag_windows.cli.corpus import SearchOptions, open_corpus
-from rag_windows.cli.loaded_model import LoadOptions, instruction, loaded_model
+from rag_windows.cli.model_loading import LoadOptions, instruction, loaded_model
 from rag_windows.cli.options import count, option
 from rag_windows.errors import InputError, require
 from rag_windows.methods import resolve

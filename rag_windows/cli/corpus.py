@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Protocol
 
 from rag_windows.cache.folder import INDEXES, default_folder, in_home
-from rag_windows.cli.loaded_model import LoadOptions, quieten, reported_instead_of_bars
+from rag_windows.cli.model_loading import LoadOptions, quieten, reported_instead_of_bars
 from rag_windows.cli.options import (
     DEFAULT_PASSAGE_WORDS,
     Embedder,

@@ -23,7 +23,7 @@ from rag_windows.cli.corpus import (
     tell_left_out,
     with_embedder,
 )
-from rag_windows.cli.loaded_model import quieten
+from rag_windows.cli.model_loading import quieten
 from rag_windows.cli.render import (
     Group,
     console,

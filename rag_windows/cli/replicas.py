@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import ValidationError
 
 from rag_windows.cli.corpus import SearchOptions, anywhere
-from rag_windows.cli.loaded_model import LoadOptions, method_of, quieten
+from rag_windows.cli.model_loading import LoadOptions, method_of, quieten
 from rag_windows.cli.options import DEFAULT_PASSAGE_WORDS, count, option
 from rag_windows.errors import InputError, require
 
