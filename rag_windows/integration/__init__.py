@@ -333,12 +333,16 @@ class Transcript:
     An adapter reads its framework's own classes and adds one message after the other; what chat
     templates and windows want of a conversation is done here.
 
+    Args:
+        noun: what a note to the model calls the passages.
+
     Attributes:
         messages: in the form of OpenAI's chat API, one for each that was added.
         ways: the passages, by the way in which they came, of which `one_way` refuses several.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, noun: str = "documents") -> None:
+        self._noun = noun
         self.messages: list[dict[str, Any]] = []
         self.ways: dict[str, list[Passage]] = {}
         self._blank: set[int] = set()
@@ -378,7 +382,7 @@ class Transcript:
         if role == "tool":
             said["tool_call_id"] = call_id
             if brought and not text:
-                note = f"{brought} documents; they stand at the beginning of this conversation."
+                note = f"{brought} {self._noun}; they stand at the beginning of this conversation."
                 said["content"] = note
                 self._answered.add(str(call_id))
         elif calls:

@@ -30,7 +30,9 @@ def test_a_result_of_passages_becomes_a_note() -> None:
         {"role": "assistant", "content": "Let me see.", "tool_calls": [CALL]},
         result,
     ]
-    other = Transcript()
+    other = Transcript("passages")
+    other.add("tool", "", brought=2, call_id="b")
+    assert other.messages.pop()["content"] == NOTE.replace("documents", "passages")
     other.add("tool", "They are in the register.", brought=2, call_id="a")
     assert other.messages[0]["content"] == "They are in the register."
 

@@ -67,7 +67,7 @@ def surfacing() -> Iterator[None]:
 
 def read_messages(messages: Iterable[ChatMessage]) -> tuple[list[dict[str, Any]], list[Passage]]:
     """Messages as `WindowedLM.generate` takes them, and the passages in their citable blocks."""
-    transcript, passages = Transcript(), list[Passage]()
+    transcript, passages = Transcript("passages"), list[Passage]()
     read = transcript.messages
     for index, message in enumerate(messages):
         role, before = _ROLES.get(message.role.value), len(passages)
