@@ -159,7 +159,7 @@ def read_examples(path: str | Path) -> list[Example]:
 
 
 def read_lines(path: str | Path, make: Callable[[Any], T], shape: str) -> list[T]:
-    """What is made of the lines of a JSONL file, all of a shape; blank ones are left out."""
+    """Make something of each line of a JSONL file but blank ones; ``shape`` is an example."""
     made, place = [], str(path)
     try:
         # Not splitlines(): a JSON string may hold U+2028 and its like as they are.
@@ -294,7 +294,7 @@ class _Measuring:
 
     @property
     def costs(self) -> dict[Method, Cost]:
-        """What each setting cost, the median example."""
+        """What each setting cost on the median example."""
         found = {}
         for method, rows in self.timed.items():
             columns = zip(*rows, strict=True)
@@ -531,7 +531,7 @@ def _midpoint(one: float, other: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The best setting on all examples, those of the second round, and how choices held out."""
+    """The best setting on all examples, the second round's, and what held-out examples say."""
 
     best: Method
     fine: tuple[Method, ...]

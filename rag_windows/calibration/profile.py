@@ -79,8 +79,8 @@ class Cost:
         cold_s: seconds to the first token where nothing is encoded yet; None where a cache held
             some of every example.
         warm_s: the same over passages that were all encoded for other questions.
-        tokens: those of the passages that are encoded all the same then, on average; None where it
-            was not counted.
+        tokens: tokens of passages that have to be encoded again even then, on average; None where
+            they were not counted.
     """
 
     cold_s: float | None = None
@@ -120,7 +120,7 @@ class Comparison:
 
 @dataclass(frozen=True, config=_CHECKED)
 class ModelFingerprint:
-    """A model by the name that it was loaded by, a folder's last part, and by content.
+    """Identifies a model by the name that it was loaded by, a folder's last part, and by content.
 
     The hex digest is over its config and about a thousand places of every weight, which
     distinguishes models, fine-tunings and precisions without reading all of it.
@@ -264,12 +264,12 @@ class Profile:
     def save(self, path: str | Path) -> None:
         """Write the profile as JSON, whole or, with a `ProfileError`, not at all."""
         text, target = self.to_json(), Path(path)
-        beside = target.with_name(f".{target.name}.{secrets.token_hex(8)}")
+        unfinished = target.with_name(f".{target.name}.{secrets.token_hex(8)}")
         try:
-            beside.write_text(text, encoding="utf-8")
-            beside.replace(target)
+            unfinished.write_text(text, encoding="utf-8")
+            unfinished.replace(target)
         except OSError as error:
-            beside.unlink(missing_ok=True)
+            unfinished.unlink(missing_ok=True)
             raise ProfileError(f"The profile {str(path)!r} can't be written: {error}.") from error
 
     @classmethod

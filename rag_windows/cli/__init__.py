@@ -11,23 +11,22 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rag_windows.cli.options import (
+    from rag_windows.cli.corpus import SearchOptions, open_corpus
+    from rag_windows.cli.model_loading import (
         SAMPLE_MODEL,
-        Json,
         LoadOptions,
+        default_instruction,
+        loaded_model,
+        quieten,
+    )
+    from rag_windows.cli.options import (
+        Json,
         Model,
-        RayOptions,
-        SearchOptions,
         System,
         Verbose,
         count,
-        default_instruction,
         flag,
-        fleet_options,
-        loaded_model,
-        open_corpus,
         option,
-        quieten,
         spreading,
     )
     from rag_windows.cli.render import (
@@ -40,6 +39,7 @@ if TYPE_CHECKING:
         tell,
         write_json,
     )
+    from rag_windows.cli.replicas import RayOptions, fleet_options
 
 __all__ = [
     "EXIT_ERROR",
@@ -73,7 +73,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     # On first use: without the extra `cli`, `__main__` has to say so before this needs it.
     if name in __all__:
-        for module in ("options", "render"):
+        for module in ("options", "model_loading", "corpus", "replicas", "render"):
             home = import_module(f"{__name__}.{module}")
             if hasattr(home, name):
                 return getattr(home, name)

@@ -15,7 +15,15 @@ import typer
 from rich.table import Column
 
 from rag_windows.cli import options, render
-from rag_windows.cli.options import LoadOptions, SearchOptions, option
+from rag_windows.cli.corpus import SearchOptions, how_many, open_corpus
+from rag_windows.cli.model_loading import (
+    DEFAULT_MODEL,
+    SAMPLE_MODEL,
+    LoadOptions,
+    instruction,
+    loaded_model,
+)
+from rag_windows.cli.options import option
 from rag_windows.errors import GenerationError, InputError, RagWindowsError
 from rag_windows.passage import Passage
 from rag_windows.samples import samples_path
@@ -23,7 +31,7 @@ from rag_windows.visible_text import encodable, one_line, visible
 
 if TYPE_CHECKING:
     from rag_windows import Citation, Generation, Usage, WindowedLM
-    from rag_windows.cli.options import Corpus
+    from rag_windows.cli.corpus import Corpus
 
 
 _HELP = "/clear starts a new conversation, /exit or Ctrl-D ends the chat."
@@ -88,6 +96,7 @@ def ask(
     """Answer one question over documents and show how much attention each passage got."""
     from rag_windows_retrievers import SUFFIXES
 
+    model.check(answer.link_tokens, answer.link_choose)
     if not question.strip():
         raise InputError("The question is empty. Write one, in quotes.")
     if len(question.split()) == 1 and Path(question).suffix.lower() in SUFFIXES:
@@ -95,11 +104,11 @@ def ask(
             f"The question {question!r} is the name of a file. Put --docs before each file, and "
             "the question in quotes."
         )
-    passages = options.open_corpus(search, model).retrieve(question, search.top_k)
-    with options.loaded_model(model) as lm:
+    passages = open_corpus(search, model).retrieve(question, search.top_k)
+    with loaded_model(model) as lm:
         _reply(lm, model.name, answer, question, passages, [])
     if model.model is None and not answer.json:
-        render.show(options.SAMPLE_MODEL, "dim")
+        render.show(SAMPLE_MODEL, "dim")
 
 
 @options.spreading()
@@ -107,15 +116,16 @@ def chat(*, search: SearchOptions, model: LoadOptions, answer: AnswerOptions) ->
     """Answer questions over documents in a conversation: one question a line, /exit ends it."""
     from rag_windows.prompt.conversation import search_text
 
-    retriever = options.open_corpus(search, model)
+    model.check(answer.link_tokens, answer.link_choose)
+    retriever = open_corpus(search, model)
     # A process may be started without any standard input.
     interactive = sys.stdin is not None and sys.stdin.isatty()
     dialogue: list[Mapping[str, str]] = []
-    with options.loaded_model(model) as lm:
+    with loaded_model(model) as lm:
         if interactive:
             if model.model is None:
-                render.tell(options.SAMPLE_MODEL)
-            render.tell(f"{options.how_many(retriever)} passages, {model.name}. {_HELP}")
+                render.tell(SAMPLE_MODEL)
+            render.tell(f"{how_many(retriever)} passages, {model.name}. {_HELP}")
         for line in _typed() if interactive else sys.stdin or ():
             question = encodable(line).strip()
             if question == "/exit":
@@ -168,7 +178,7 @@ def _reply(
     from rag_windows.methods import linked
     from rag_windows.sampling import sampling_options
 
-    system = options.instruction(asked.system, name, lm)
+    system = instruction(asked.system, name, lm)
     settings = {
         "prefix": system,
         "max_new_tokens": asked.max_new_tokens,
@@ -354,17 +364,17 @@ def _notes(generation: Generation, passages: Sequence[Passage], limit: int) -> I
 
 
 def demo(
-    model: options.Model = options.DEFAULT_MODEL,
+    model: options.Model = DEFAULT_MODEL,
     device: options.Device = "auto",
     json: options.Json = False,
     verbose: options.Verbose = False,
 ) -> None:
     """Answer three questions over the sample corpus, first sequentially, then with windows."""
-    retriever = options.open_corpus(SearchOptions(), LoadOptions())
+    retriever = open_corpus(SearchOptions(), LoadOptions())
     tasks = json_format.loads((samples_path() / "demo.json").read_text(encoding="utf-8"))
     asked = LoadOptions(model=model, device=device, no_cache=True, verbose=verbose)
     rows: list[dict[str, Any]] = []
-    with options.loaded_model(asked) as lm, render.progress("Answering") as answered:
+    with loaded_model(asked) as lm, render.progress("Answering") as answered:
         pairs = [(task, method) for task in tasks for method in ("sequential", lm.method.name)]
         for task, method in pairs:
             answered(len(rows), len(pairs))
@@ -393,7 +403,7 @@ def _answer(
     # Where fewer share a word with the question, any others stand behind them.
     passages += [one for one in retriever.passages if one.id not in found][: top_k - len(found)]
     greedy: dict[str, Any] = {
-        "prefix": options.instruction(None, name, lm),
+        "prefix": instruction(None, name, lm),
         "max_new_tokens": 32,
         "do_sample": False,
     }

@@ -12,15 +12,15 @@ from pydantic import ByteSize
 
 from rag_windows.cache.folder import automatic_indexes
 from rag_windows.cli import options
-from rag_windows.cli.options import (
-    LoadOptions,
-    RayOptions,
+from rag_windows.cli.corpus import (
     SearchOptions,
-    loaded_model,
-    quieten,
+    check_documents,
     read_passages,
+    tell_left_out,
 )
+from rag_windows.cli.model_loading import LoadOptions, instruction, loaded_model, quieten
 from rag_windows.cli.render import Group, progress, show, tell, write_json
+from rag_windows.cli.replicas import RayOptions, fleet_options
 from rag_windows.errors import InputError
 
 if TYPE_CHECKING:
@@ -70,6 +70,7 @@ def warm(
     Give the same model, instruction (--system) and passage lengths as for the questions later. With
     --ray or --replicas, the processes of a cluster encode them into the --shared store.
     """
+    model.check()
     if over.wanted:
         done = _warm_over_ray(search, model, system, over)
         warmed, unwritten = done.warmed, done.unwritten
@@ -77,7 +78,7 @@ def warm(
         passages = read_passages(search, model)
         with loaded_model(model) as lm, progress("Encoding the passages") as counted:
             counted(0, len(passages))
-            prefix = options.instruction(system, model.name, lm)
+            prefix = instruction(system, model.name, lm)
             warmed = lm.warm(
                 passages, prefix=prefix, on_warmed=lambda done, total: counted(done, total or done)
             )
@@ -103,19 +104,19 @@ cache.command(help="Encode documents before the first question: the same as rag-
 def _warm_over_ray(
     search: SearchOptions, model: LoadOptions, system: str | None, over: RayOptions
 ) -> WarmedCorpus:
-    options.check_documents(search, model.model)
-    made = options.fleet_options(search, model, **over.size)
+    check_documents(search, model.model)
+    made = fleet_options(search, model, **over.size)
     from rag_windows_server.fleet import data
 
     with progress("Encoding the passages") as counted:
         done = data.warm(
             made,
             address=over.ray,
-            prefix=partial(options.instruction, system, model.name),
+            prefix=partial(instruction, system, model.name),
             strict=search.strict,
             on_warmed=counted,
         )
-    options.tell_left_out(done.skipped, strict=search.strict)
+    tell_left_out(done.skipped, strict=search.strict)
     return done
 
 

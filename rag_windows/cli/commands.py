@@ -1,4 +1,4 @@
-"""The commands of `rag-windows`; the short ones stand here."""
+"""The application of `rag-windows`, and the commands `classify` and `methods`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from rag_windows.cli.ask import ask, chat, demo
 from rag_windows.cli.cache import cache, warm
 from rag_windows.cli.compare import compare
 from rag_windows.cli.index import indexes
-from rag_windows.cli.options import LoadOptions, count, option
+from rag_windows.cli.model_loading import LoadOptions, loaded_model
+from rag_windows.cli.options import count, option
 from rag_windows.errors import MissingExtraError, install
 from rag_windows.visible_text import encodable, one_line
 
@@ -125,8 +126,9 @@ def classify(
     from rag_windows.calibration.compare import read_lines
     from rag_windows.icl.classifier import demonstration_of
 
+    model.check()
     shown = read_lines(demos, demonstration_of, '{"text": "...", "label": "..."}')
-    with options.loaded_model(model) as lm:
+    with loaded_model(model) as lm:
         begun = time.perf_counter()
         with render.progress("Reading the demonstrations"):
             found = lm.classify(

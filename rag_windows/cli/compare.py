@@ -11,7 +11,9 @@ from rich.table import Column
 from rich.text import Text
 
 from rag_windows.cli import options, render
-from rag_windows.cli.options import LoadOptions, SearchOptions, count, option
+from rag_windows.cli.corpus import SearchOptions, open_corpus
+from rag_windows.cli.model_loading import LoadOptions, instruction, loaded_model
+from rag_windows.cli.options import count, option
 from rag_windows.errors import InputError, require
 from rag_windows.methods import resolve
 from rag_windows.methods.registry import names_in, spelled
@@ -71,6 +73,7 @@ def compare(
     Give the same instruction (--system) and passage lengths as for the questions later.
     """
     # What would fail after the work fails before it.
+    model.check()
     for flag, path in (("--out", out), ("--plot", plot)):
         if path is not None and (not Path(path).parent.is_dir() or Path(path).is_dir()):
             raise InputError(
@@ -83,13 +86,13 @@ def compare(
     for one in (*(named or ()), *([grid] if grid else ())):
         resolve(one)
     given = _examples(search, model, questions, limit)
-    with options.loaded_model(model) as lm, render.progress("Comparing") as counted:
+    with loaded_model(model) as lm, render.progress("Comparing") as counted:
         profile = lm.compare(
             given,
             named,
             grid=grid,
             by=None if by == "auto" else by,
-            prefix=options.instruction(system, model.name, lm),
+            prefix=instruction(system, model.name, lm),
             max_new_tokens=max_new_tokens,
             seed=seed,
             on_progress=lambda _, done, whole: counted(done, whole or 0),
@@ -135,7 +138,7 @@ def _examples(
             f"Question {bare[0] + 1} of {path!r} has no passages. Give it passages, or name "
             "documents to retrieve them from with --docs."
         )
-    retriever = options.open_corpus(search, model)
+    retriever = open_corpus(search, model)
     for place in bare:
         query = examples[place].query
         if not isinstance(query, str):

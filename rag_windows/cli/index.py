@@ -16,7 +16,14 @@ from rich.table import Column
 
 from rag_windows.cache.folder import automatic_indexes
 from rag_windows.cli import options
-from rag_windows.cli.options import index_folder, make_private, quieten, tell_left_out
+from rag_windows.cli.corpus import (
+    index_folder,
+    make_private,
+    quieten_readers,
+    tell_left_out,
+    with_embedder,
+)
+from rag_windows.cli.model_loading import quieten
 from rag_windows.cli.render import (
     Group,
     console,
@@ -78,7 +85,7 @@ def add(
     from rag_windows_retrievers import Index
     from rag_windows_retrievers.documents import no_text
 
-    options.quieten_readers()
+    quieten_readers()
     folder = _folder(index, cache_dir)
     if index is None:
         make_private(folder)
@@ -93,7 +100,7 @@ def add(
     if not len(opened):
         raise no_text(paths, changes.skipped)
     tell_left_out(changes.skipped, strict=False)
-    opened = options.with_embedder(opened, embedder)
+    opened = with_embedder(opened, embedder)
     windows = 0
     if changes.stale:
         with _cache(cache_dir, shared) as cache:
@@ -304,7 +311,7 @@ def search(
 
     if not query.strip():
         raise InputError("The query is empty. Write one, in quotes.")
-    opened = options.with_embedder(open_index(_folder(index, cache_dir)), embedder)
+    opened = with_embedder(open_index(_folder(index, cache_dir)), embedder)
     found = opened.retrieve(query, top_k)
     if json:
         fields = ("id", "title", "text", "score", "document", "place")

@@ -33,7 +33,7 @@ def tell(message: str) -> None:
 
 
 class Group(TyperGroup):
-    """Commands: help where none is named, and one line and an exit code for errors of use."""
+    """Commands that show their help where none is named, and errors of use in one line."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Show the help instead of an error about a missing command."""
@@ -129,7 +129,7 @@ def write_json(value: Any) -> None:
 
 
 class Counted(Protocol):
-    """What gets how much is done."""
+    """The type of a function that progress is reported to."""
 
     def __call__(self, done: int, whole: int | None, unit: str = "", /) -> None:
         """``done`` of ``whole``, which may be unknown; the unit "B" is bytes."""
@@ -139,10 +139,10 @@ class Counted(Protocol):
 def progress(what: str, then: str | None = None) -> Iterator[Counted]:
     """Show on stderr how far `what` is, once it has taken two seconds.
 
-    When all that was counted is there, the work is named `then`, where it goes on.
-    A terminal gets one live line that goes away at the end, all else a plain line now and then.
-    Yields what is called where work can be counted. RAG_WINDOWS_PROGRESS_S sets another number of
-    seconds, 0 is silence.
+    Yields a function that is called with how much of the work is done. Once all of it is done, the
+    line says `then` instead, if that is given. A terminal gets one line that changes and disappears
+    at the end; anything else gets a new line from time to time. RAG_WINDOWS_PROGRESS_S sets another
+    number of seconds; with 0 nothing is shown.
     """
     try:
         first_s = float(os.environ.get("RAG_WINDOWS_PROGRESS_S") or 2)

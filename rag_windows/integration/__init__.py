@@ -97,6 +97,7 @@ __all__ = [
     "Piece",
     "ToolAnswer",
     "ToolFormat",
+    "Transcript",
     "UnknownArgumentError",
     "alike",
     "answer_record",
@@ -324,6 +325,82 @@ def call_entry(name: str, arguments: Any, identity: str | None) -> dict[str, Any
     """A tool's call in the form of OpenAI's chat API, which chat templates read, too."""
     function = {"name": name, "arguments": arguments}
     return {"id": identity, "type": "function", "function": function}
+
+
+class Transcript:
+    """Puts the messages of a framework together, and the passages that they bring.
+
+    An adapter reads its framework's own classes and adds one message after the other; what chat
+    templates and windows want of a conversation is done here.
+
+    Args:
+        noun: what a note to the model calls the passages.
+
+    Attributes:
+        messages: in the form of OpenAI's chat API, one for each that was added.
+        ways: the passages, by the way in which they came, of which `one_way` refuses several.
+    """
+
+    def __init__(self, noun: str = "documents") -> None:
+        self._noun = noun
+        self.messages: list[dict[str, Any]] = []
+        self.ways: dict[str, list[Passage]] = {}
+        self._blank: set[int] = set()
+        self._answered: set[str] = set()
+
+    def bring(self, way: str, passages: Iterable[Passage]) -> None:
+        """Add passages that came in one way."""
+        self.ways.setdefault(way, []).extend(passages)
+
+    def count(self) -> int:
+        """How many passages there are."""
+        return sum(map(len, self.ways.values()))
+
+    def add(
+        self,
+        role: str,
+        text: str,
+        *,
+        brought: int = 0,
+        calls: Sequence[Mapping[str, Any]] = (),
+        call_id: str | None = None,
+        name: str | None = None,
+    ) -> None:
+        """Add a message.
+
+        Args:
+            role: "system", "user", "assistant" or "tool".
+            text: without the passages. A tool's result that was nothing else becomes a note.
+            brought: how many passages stood in the message.
+            calls: of tools by the assistant, as `call_entry` makes them.
+            call_id: of the call that a tool's message answers.
+            name: of that tool, or of who speaks.
+        """
+        said: dict[str, Any] = {"role": role, "content": text}
+        if name is not None:
+            said["name"] = name
+        if role == "tool":
+            said["tool_call_id"] = call_id
+            if brought and not text:
+                note = f"{brought} {self._noun}; they stand at the beginning of this conversation."
+                said["content"] = note
+                self._answered.add(str(call_id))
+        elif calls:
+            said["tool_calls"] = list(calls)
+        elif brought and not text.strip():
+            self._blank.add(len(self.messages))
+        self.messages.append(said)
+
+    def conversation(self, *, tools: bool) -> list[dict[str, Any]]:
+        """The messages as `WindowedLM.generate` takes them.
+
+        A message that held nothing but passages is left out, and messages of one role that follow
+        each other are joined; many templates want that. Where no ``tools`` are bound, calls whose
+        results are all passages are left out with them: the model sees the passages and the
+        question, in any chat template.
+        """
+        said = [one for place, one in enumerate(self.messages) if place not in self._blank]
+        return joined_messages(said if tools else without_calls(said, self._answered))
 
 
 def without_calls(read: list[dict[str, Any]], brought: set[str]) -> list[dict[str, Any]]:

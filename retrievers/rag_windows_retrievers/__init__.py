@@ -1,6 +1,6 @@
 """From files to the passages that fit a question: loading, splitting, indexing, ranking.
 
-A folder of its own beside the engine: of `rag_windows` it knows passages, errors and the cutting of
+A package of its own: of `rag_windows` it knows passages, errors and the cutting of
 long texts, so it works for any model. Nothing here imports torch before an embedding model is used.
 It needs the extra `cli`, or one that brings it, as `retrievers` and `pdf` do.
 """

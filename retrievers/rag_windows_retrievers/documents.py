@@ -23,7 +23,8 @@ from charset_normalizer import from_bytes
 from pydantic import AliasChoices, BaseModel, Field
 
 from rag_windows.errors import DocumentError, InputError, MissingExtraError, require
-from rag_windows_retrievers.formats import FORMATS, convert, first_line, numbered
+from rag_windows_retrievers.conversion import first_line, numbered
+from rag_windows_retrievers.formats import FORMATS, convert
 from rag_windows_retrievers.structure import structure_of
 
 SUFFIXES = (".txt", ".md", ".markdown", ".jsonl", ".pdf", *FORMATS)
@@ -529,7 +530,7 @@ _PAGE = "\n\n"
 _BROKEN_PDF = (
     *(ArithmeticError, AttributeError, LookupError, OSError, RecursionError, TypeError, ValueError),
 )
-"""What pypdf raises for damaged files, beside errors of its own."""
+"""What pypdf raises for damaged files, besides errors of its own."""
 
 _NO_TITLE = re.compile(
     r"untitled\b.*|microsoft \w+ - .*|(document|slide|page|presentation|powerpoint presentation)"

@@ -251,30 +251,30 @@ class Index:
 
     def passages_of(self, ids: Collection[str]) -> tuple[Passage, ...]:
         """The passages of some documents, in order."""
-        with self.reading() as connection:
-            found: list[int] = []
-            for one in ids:
-                rows = tables.select(
-                    connection,
-                    "SELECT p.number FROM passages p JOIN documents d ON p.document = d.number "
-                    "WHERE d.id = ? ORDER BY p.document, p.place, p.number",
-                    (one,),
-                )
-                found += [number for (number,) in rows]
-            return tuple(tables.passages_at(connection, found))
+        return self._passages("SELECT number FROM documents WHERE id = ? ORDER BY number", ids)
 
     def concerned(self, names: Collection[str]) -> tuple[Passage, ...]:
         """The passages that `remove` would remove, in order."""
+        documents = "SELECT number FROM documents WHERE id = ?1 OR source = ?1 ORDER BY number"
+        return self._passages(documents, names)
+
+    def in_file(self, name: str) -> tuple[Passage, ...]:
+        """The passages of a file, see `files`, in order."""
+        documents = "SELECT number FROM documents WHERE coalesce(source, id) = ? ORDER BY number"
+        return self._passages(documents, [name])
+
+    def _passages(self, documents: str, names: Iterable[str]) -> tuple[Passage, ...]:
+        """The passages, each once, of the documents that a query finds for some names."""
         with self.reading() as connection:
             found: dict[int, None] = {}
             for name in names:
-                rows = tables.select(
-                    connection,
-                    "SELECT p.number FROM passages p JOIN documents d ON p.document = d.number "
-                    "WHERE d.id = ?1 OR d.source = ?1 ORDER BY p.document, p.place, p.number",
-                    (name,),
-                )
-                found.update((number, None) for (number,) in rows)
+                for (document,) in tables.select(connection, documents, (name,)):
+                    rows = tables.select(
+                        connection,
+                        "SELECT number FROM passages WHERE document = ? ORDER BY place, number",
+                        (document,),
+                    )
+                    found.update((number, None) for (number,) in rows)
             return tuple(tables.passages_at(connection, [*found]))
 
     def documents_with(self, texts: Collection[str]) -> list[str]:
@@ -364,16 +364,6 @@ class Index:
                 (name, after, -1 if limit is None else limit),
             )
             return [IndexedFile(*row) for row in rows]
-
-    def in_file(self, name: str) -> tuple[Passage, ...]:
-        """The passages of a file, see `files`, in order."""
-        with self.reading() as connection:
-            rows = connection.execute(
-                "SELECT p.number FROM passages p JOIN documents d ON p.document = d.number "
-                "WHERE coalesce(d.source, d.id) = ? ORDER BY p.document, p.place, p.number",
-                (name,),
-            )
-            return tuple(tables.passages_at(connection, [number for (number,) in rows]))
 
     def newer(self, number: int, limit: int) -> list[tuple[int, str]]:
         """Numbers and ids of documents that came behind the one of a number; none has a 0.

@@ -36,7 +36,7 @@ _FRONT = re.compile(r"(---|\+\+\+)[ \t]*\n(.*?\n|)(?:\1|\.\.\.)[ \t]*(?:\n|\Z)",
 _KEY = re.compile(r"\s*(?:#.*\n\s*)*[\w-]+[ \t]*[:=]")
 _TITLE = re.compile(r"^title[ \t]*[:=][ \t]*(.+)$", re.MULTILINE)
 _NO_YAML = (AttributeError, LookupError, RecursionError, TypeError, ValueError)
-"""What PyYAML raises for some values, beside errors of its own."""
+"""What PyYAML raises for some values, besides errors of its own."""
 
 _LETTERS, _DIGITS = re.compile(r"[^\W\d_]+"), re.compile(r"\d+")
 _TELLING = re.compile(r"\W*0\W[\W0]*|[^\w\"'“‘(]+|[\[<{].*")

@@ -18,7 +18,14 @@ from pptx.enum.chart import XL_CHART_TYPE
 from pptx.util import Inches
 
 from rag_windows import DocumentError
-from rag_windows_retrievers import SUFFIXES, Document, formats, load_documents, split_documents
+from rag_windows_retrievers import (
+    SUFFIXES,
+    Document,
+    conversion,
+    formats,
+    load_documents,
+    split_documents,
+)
 from rag_windows_retrievers.documents import DocumentFile, Skipped
 
 
@@ -568,13 +575,13 @@ def test_entities_and_bombs_are_refused(
     assert told(f"a{suffix}", hostile)[0][0] == (
         f"its part {name} declares XML entities; save it again"
     )
-    monkeypatch.setattr(formats, "LIMITS", formats.Limits(unpacked=1_000_000))
+    monkeypatch.setattr(conversion, "LIMITS", conversion.Limits(unpacked=1_000_000))
     bomb = packed({**parts, "media/film.mp4": b"\x00" * 2_000_000})
     assert len(bomb) < 100_000
     assert re.match(
         "its parts unpack to 2 MB, and at most 1 are read", told("a" + suffix, bomb)[0][0]
     )
-    monkeypatch.setattr(formats, "LIMITS", formats.Limits(elements=2))
+    monkeypatch.setattr(conversion, "LIMITS", conversion.Limits(elements=2))
     assert "elements; split it" in told(f"a{suffix}", whole)[0][0]
 
 
@@ -598,12 +605,12 @@ def test_absurd_sheets_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert document.text == "## One\n\n| 1 | 2 |\n| --- | --- |"
     assert len(load_documents("a.xlsx").skipped) == 0
     assert load("a.xlsx", sheet_of(first + far)).text.endswith("| --- | --- |\n\n3")
-    monkeypatch.setattr(formats, "LIMITS", formats.Limits(positions=100_000))
+    monkeypatch.setattr(conversion, "LIMITS", conversion.Limits(positions=100_000))
     endless = sheet_of(f'{first}<row r="{10**12}"><c/></row>')
     ((reason, problem, partial),) = told("a.xlsx", endless)
     assert reason.startswith("the sheet 'One' ends behind row 2, as it has more than 1,000,000")
     assert (problem, partial) == (True, True)
-    monkeypatch.setattr(formats, "LIMITS", formats.Limits(cells=20))
+    monkeypatch.setattr(conversion, "LIMITS", conversion.Limits(cells=20))
     rows = [[1, 2], *([3, 4] for _ in range(20))]
     assert told("a.xlsx", xlsx(One=rows))[0][0].startswith("the sheet 'One' ends behind row 10, ")
     values = "\n".join(",".join(map(str, row)) for row in rows)

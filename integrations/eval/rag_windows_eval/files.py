@@ -111,15 +111,15 @@ def read(path: str | Path) -> SourceFile:
 def write_whole(path: str | Path, text: str) -> None:
     """Write UTF-8 text, and its folder, atomically: readers find the old file or the new one."""
     target = Path(path)
-    beside = target.with_name(f".{target.name}.{secrets.token_hex(8)}")
+    unfinished = target.with_name(f".{target.name}.{secrets.token_hex(8)}")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         try:
-            with beside.open("xb") as stream:
+            with unfinished.open("xb") as stream:
                 _write_safely(stream, encodable(text).encode())
-            os.replace(beside, target)
+            os.replace(unfinished, target)
         finally:
-            beside.unlink(missing_ok=True)
+            unfinished.unlink(missing_ok=True)
     except OSError as error:
         raise DataError(
             f"{path} can't be written ({_reason(error)}). Check the folder, its permissions and "

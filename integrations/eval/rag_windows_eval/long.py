@@ -41,8 +41,8 @@ class Needle:
     def examples(self, sizes: Sequence[int], depths: Sequence[float]) -> Iterator[TaskExample]:
         """Examples by number of passages, and by the needle's place among them.
 
-        Depths go from 0 (first) to 1 (last). Where two mean the same place, as 50% and 75% do among
-        two, the nearer one names it; a single passage stands everywhere.
+        Depths go from 0 (first) to 1 (last). Where two mean the same place, as 50% and 75% do
+        among two passages, the nearer one names it; a single passage is at all depths.
         """
         for size in sorted(sizes):
             last = size - 1

@@ -132,7 +132,7 @@ class ReportTable:
     metric: str = ""
     folded: bool = False
     most: int | None = None
-    """In Markdown, which does not scroll: the most columns beside the first one."""
+    """In Markdown, which does not scroll: the most columns after the first one."""
 
     @property
     def markdown(self) -> Markup:
@@ -443,7 +443,7 @@ def _chosen(run: ReportedRun, values: pd.DataFrame, count: int) -> list[int]:
     """Places of the questions whose answers differ most; those that a condition lacks come last."""
     spread = values.max(axis=1, skipna=False) - values.min(axis=1, skipna=False)
     digests = [digest_of(one.key) for one in run.task.examples]
-    order = pd.DataFrame({"apart": -spread, "digest": digests}).sort_values(["apart", "digest"])
+    order = pd.DataFrame({"spread": -spread, "digest": digests}).sort_values(["spread", "digest"])
     return order.index[:count].tolist()
 
 

@@ -144,7 +144,7 @@ class TaskExample:
 
     Examples of a ``group``, as the turns of a conversation, are resampled together, and results are
     broken down by ``kinds``. ``passages`` are the dataset's own, best first: INSCIT's are its
-    evidence. ``details`` are what the dataset's own metric or file format needs beside.
+    evidence. ``details`` are what the dataset's own metric or file format needs in addition.
     """
 
     key: str

@@ -67,7 +67,7 @@ _INSTEAD = (
 
 
 class BaseWindowModel(ModelOptions):
-    """Arguments beside those of `rag_windows.integration.ModelOptions`, and what is done with them.
+    """Arguments besides those of `rag_windows.integration.ModelOptions`, and their use.
 
     Attributes:
         model: Hub name, local folder, or "tiny-reader"; also as ``model_name`` or ``model_id``.
@@ -75,8 +75,8 @@ class BaseWindowModel(ModelOptions):
         tokenizer: instead of the model's own: a tokenizer, a Hub name or a folder.
         revision: of the Hub repository: a branch, a tag or a commit.
         dtype: of the weights.
-        calibration: the profile that one saved, or its path: brings the method (where ``method``
-            gives none) and the guard's threshold. (``profile`` is LangChain's own, of what a chat
+        calibration: a saved profile, or its path: it sets the method (where ``method`` does not)
+            and the guard's threshold. (``profile`` is LangChain's own, of what a chat
             model can do.)
         text_tokens: control tokens that documents may spell after all.
         max_batch_tokens: tokens in one encoding pass.

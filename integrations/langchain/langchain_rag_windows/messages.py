@@ -35,16 +35,15 @@ from langchain_rag_windows.errors import RequestError, in_langchain_terms
 from rag_windows import Generation, Passage
 from rag_windows.integration import (
     ModelCall,
+    Transcript,
     answer_record,
     call_entry,
     carried,
     describe,
-    joined_messages,
     logprob_content,
     one_way,
     passage_list,
     passage_of,
-    without_calls,
 )
 
 # Documents marked in text
@@ -85,7 +84,7 @@ class WindowDocumentPrompt(StringPromptTemplate):
 
 
 def mark(text: str, metadata: Mapping[str, Any]) -> str:
-    """A text with its head and end; of its metadata, what JSON can't hold becomes a string."""
+    """A text with its head and end; metadata that JSON can't hold become strings."""
     head = {"n": len(text), "m": dict(metadata)}
     data = json.dumps(head, default=str, sort_keys=True, separators=(",", ":")).encode()
     shown = "".join(chr(_FIRST_BYTE + byte) for byte in _digest(data, text) + data)
@@ -144,7 +143,6 @@ def _digest(data: bytes, text: str) -> bytes:
 
 _ROLES = {"human": "user", "ai": "assistant"}
 _ROLES |= {role: role for role in ("system", "user", "assistant", "tool")}
-_WAYS = ("text-plain blocks", "artifacts of tool messages", "marked text")
 _SILENT = ("reasoning", "thinking", "tool_call", "tool_call_chunk", "tool_use", "invalid_tool_call")
 """Blocks of an earlier answer that the template writes itself, or that are not shown again."""
 
@@ -154,41 +152,35 @@ def conversation(
 ) -> tuple[list[dict[str, Any]], list[Passage]]:
     """Messages as `WindowedLM.generate` takes them, and the documents, which come in one way.
 
-    Messages of one role that follow each other are joined; many templates want that.
-    Where no ``tools`` are bound, a call whose results are all documents is left out with them: the
-    model sees the documents and the question, in any chat template.
+    See `rag_windows.integration.Transcript`; ``tools`` says whether any are bound.
     """
-    read: list[dict[str, Any]] = []
-    ways: dict[str, list[Passage]] = {name: [] for name in _WAYS}
-    blocks, artifacts, marked = ways.values()
-    brought: set[str] = set()
+    transcript = Transcript()
     for message in messages:
-        role, before = _role(message), len(blocks)
-        text = _text(message, role, blocks)
-        found: list[Passage] = []
+        role, before = _role(message), transcript.count()
+        text = _text(message, role, transcript)
         if role != "assistant":  # which may repeat what it was shown
-            found = _artifact(message)
-            artifacts += found
+            found, way = _artifact(message), "artifacts of tool messages"
             if not found:
                 text, found = unmark(text)
-                marked += found
-        said: dict[str, Any] = {"role": role, "content": text}
+                way = "marked text"
+            transcript.bring(way, found)
+        call_id = name = None
         if isinstance(message, ToolMessage):
-            if found:
-                brought.add(message.tool_call_id)
-                note = f"{len(found)} documents; they stand at the beginning of this conversation."
-                said["content"] = note
-            said |= {"name": message.name} if message.name else {}
-            said["tool_call_id"] = message.tool_call_id
-        elif isinstance(message, AIMessage) and message.tool_calls:
-            calls = message.tool_calls
-            said["tool_calls"] = [call_entry(one["name"], one["args"], one["id"]) for one in calls]
-        elif not text.strip() and (found or len(blocks) > before):
-            continue
-        read.append(said)
+            call_id, name = message.tool_call_id, message.name or None
+            text = "" if transcript.count() > before else text
+        made = message.tool_calls if isinstance(message, AIMessage) else ()
+        transcript.add(
+            role,
+            text,
+            brought=transcript.count() - before,
+            calls=[call_entry(one["name"], one["args"], one["id"]) for one in made],
+            call_id=call_id,
+            name=name,
+        )
     with in_langchain_terms():
-        passages = one_way({"documents=": passage_list("documents", documents), **ways})
-    return joined_messages(read if tools else without_calls(read, brought)), passages
+        given = {"documents=": passage_list("documents", documents)}
+        passages = one_way({**given, **transcript.ways})
+    return transcript.conversation(tools=tools), passages
 
 
 def _artifact(message: BaseMessage) -> list[Passage]:
@@ -210,8 +202,8 @@ def _role(message: BaseMessage) -> str:
     return role
 
 
-def _text(message: BaseMessage, role: str, passages: list[Passage]) -> str:
-    """What a message says; its documents are added to the passages."""
+def _text(message: BaseMessage, role: str, transcript: Transcript) -> str:
+    """What a message says; the documents in its blocks are added to the transcript."""
     texts = []
     for block in [message.content] if isinstance(message.content, str) else message.content:
         kind = block.get("type") if isinstance(block, dict) else "text"
@@ -220,7 +212,7 @@ def _text(message: BaseMessage, role: str, passages: list[Passage]) -> str:
         elif kind == "text":
             texts.append(str(block.get("text", "")))
         elif kind == "text-plain" and role == "user":
-            passages.append(_plain_text(block))
+            transcript.bring("text-plain blocks", [_plain_text(block)])
         elif not (kind in _SILENT and role == "assistant"):
             raise RequestError(
                 f"A {message.type} message holds a block of type {kind!r}, which this model "
@@ -247,7 +239,7 @@ PROVIDER = "rag_windows"
 
 
 def plain(value: object) -> Any:
-    """A value as JSON holds it; arrays and tensors become lists, what else it lacks its string."""
+    """A value as JSON holds it: arrays and tensors become lists, other objects strings."""
 
     def listed(inner: Any) -> Any:
         method = None if isinstance(inner, type) else getattr(inner, "tolist", None)

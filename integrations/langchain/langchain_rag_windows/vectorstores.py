@@ -47,7 +47,7 @@ class RagWindowsVectorStore(VectorStore):
 
     Args:
         index: its folder, made where it is missing, or an `Index` that is open.
-        embedding: LangChain's embeddings, compared by cosine; None for words alone. An `Index`
+        embedding: LangChain's embeddings, compared by cosine; None for words only. An `Index`
             brings its own model.
         ranking: of searches that do not say it: "meaning" (None, where there are embeddings),
             "words" (BM25), or "hybrid", both fused.
@@ -88,7 +88,7 @@ class RagWindowsVectorStore(VectorStore):
 
     @property
     def embeddings(self) -> Embeddings | None:
-        """What embeds queries; None for words alone."""
+        """What embeds queries; None for words only."""
         encoder = self.index.encoder
         if isinstance(encoder, _Encoder):
             return encoder.embeddings

@@ -158,7 +158,7 @@ class Cut:
 
 
 def clipped(pieces: Sequence[Piece], start: int, end: int | None = None) -> list[Piece]:
-    """What of the pieces lies between two character offsets."""
+    """The parts of the pieces between two character offsets."""
     found, at = [], 0
     for piece in pieces:
         length = len(piece.text) if end is None else max(0, end - at)

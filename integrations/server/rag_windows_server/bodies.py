@@ -13,6 +13,7 @@ from rag_windows import InputError, Method, MissingExtraError, Passage, Windowed
 from rag_windows.errors import require
 from rag_windows.integration import (
     Penalties,
+    Transcript,
     call_entry,
     check_citations,
     check_schema,
@@ -177,7 +178,7 @@ def answer_form(form: Mapping[str, Any] | None, param: str, tools: bool) -> dict
     """Options of ``generate`` that hold an answer to what ``response_format`` says.
 
     ``form`` is ``{"type": "text"}``, ``{"type": "json_object"}``, or ``{"type": "json_schema"}``
-    with the schema under ``json_schema`` or beside the type.
+    with the schema under ``json_schema`` or next to the type.
     """
     kind = None if form is None else form.get("type")
     if form is None or kind == "text":
@@ -210,22 +211,12 @@ def check_forms(param: str) -> None:
         raise missing(param, error) from error
 
 
-def documents_of(body: Body, settings: Settings) -> docs.ServedDocuments:
-    """The documents beside the messages."""
-    found = docs.ServedDocuments()
-    found.add("documents", docs.passages_in(body.documents, "documents"))
-    if (given := (body.chat_template_kwargs or {}).get("documents")) is not None:
-        param = "chat_template_kwargs.documents"
-        found.add(param, docs.passages_in(given, param))
-    return found
-
-
 _WORD = re.compile(r"[\w.:-]{1,64}", re.ASCII)
 """A text for a variable of the chat template, which trusts it: it can hold no markup."""
 
 
 def template_kwargs(body: Body, lm: WindowedLM, settings: Settings) -> dict[str, Any]:
-    """The variables of the chat template that a request sets, beside its documents."""
+    """The variables of the chat template that a request sets, without its documents."""
     given = dict(body.chat_template_kwargs or {})
     given.pop("documents", None)
     for name, value in given.items():
@@ -275,64 +266,68 @@ def check_names(given: Mapping[str, Any], known: Iterable[str], place: str) -> N
             raise refused(f"{place}.{name}", "is not known here.", "unknown_parameter")
 
 
-def messages_of(
+def conversation_of(
+    body: Body,
     given: Sequence[Mapping[str, Any]],
-    found: docs.ServedDocuments,
     settings: Settings,
     *,
     tools: bool,
     param: str = "messages",
     places: Sequence[str] = (),
-) -> list[dict[str, Any]]:
-    """Messages as ``generate`` takes them; the documents in them are added to those found.
+) -> tuple[list[dict[str, Any]], list[Passage]]:
+    """Messages as ``generate`` takes them, and all documents of the request.
 
-    ``places`` says where each message stands in the request, if not at its place in ``param``.
+    ``given`` are its messages in the form of chat completions; ``places`` says where each of them
+    stands in the request, if not at its place in ``param``.
     """
-    read: list[dict[str, Any]] = []
-    brought: set[str] = set()
+    found = Transcript()
+    found.bring("documents", docs.passages_in(body.documents, "documents"))
+    if (further := (body.chat_template_kwargs or {}).get("documents")) is not None:
+        way = "chat_template_kwargs.documents"
+        found.bring(way, docs.passages_in(further, way))
     for index, message in enumerate(given):
-        place = places[index] if places else f"{param}[{index}]"
-        role = _ROLES.get(str(message.get("role")))
-        if role is None:
-            why = f"must be one of {', '.join(_ROLES)}."
-            raise refused(f"{place}.role", why, "invalid_value")
-        check_names(message, _MESSAGE | (_SILENT if role == "assistant" else set()), place)
-        call_id, made = message.get("tool_call_id"), message.get("tool_calls")
-        if not isinstance(call_id, str | None):
-            raise refused(f"{place}.tool_call_id", "must be a text.", "invalid_type")
-        if not isinstance(made, list | None):
-            raise refused(f"{place}.tool_calls", "must be a list of calls.", "invalid_type")
-        before = found.count()
-        text = _text(message.get("content"), role, found, f"{place}.content")
-        if (declined := message.get("refusal")) is not None:
-            if role != "assistant" or not isinstance(declined, str):
-                raise refused(f"{place}.refusal", "is the assistant's, and a text.")
-            text += declined
-        said: dict[str, Any] = {"role": role, "content": text}
-        if message.get("name") is not None:
-            said["name"] = message["name"]
-        if role == "tool":
-            said["tool_call_id"] = call_id
-            passages = docs.passages_in(message.get("artifact"), f"{place}.artifact")
-            found.add("artifacts of tool messages", passages)
-            if passages:
-                said["content"] = docs.note(len(passages))
-                brought.add(str(call_id))
-        elif message.get("artifact") is not None or call_id is not None:
-            raise refused(f"{place}.artifact", "belongs into messages of tools alone.")
-        elif settings.parse_sources and role != "assistant":
-            said["content"], passages = docs.parse_sources(text)
-            found.add("<source> blocks", passages)
-        if made and role == "assistant":
-            said["tool_calls"] = [_call(one, place) for one in made]
-        elif made:
-            raise refused(f"{place}.tool_calls", "belong into messages of the assistant alone.")
-        elif role != "tool" and not said["content"].strip() and found.count() > before:
-            continue
-        read.append(said)
-    if not read:
+        _add(found, message, places[index] if places else f"{param}[{index}]", settings)
+    if not (messages := found.conversation(tools=tools)):
         raise refused(param, "hold no question.", "invalid_value")
-    return docs.shown(read, brought, tools)
+    return messages, docs.passages_of(found, settings.most_documents)
+
+
+def _add(found: Transcript, message: Mapping[str, Any], place: str, settings: Settings) -> None:
+    """Check one message, and add it and its documents to those found."""
+    role = _ROLES.get(str(message.get("role")))
+    if role is None:
+        raise refused(f"{place}.role", f"must be one of {', '.join(_ROLES)}.", "invalid_value")
+    check_names(message, _MESSAGE | (_SILENT if role == "assistant" else set()), place)
+    call_id, made = message.get("tool_call_id"), message.get("tool_calls")
+    if not isinstance(call_id, str | None):
+        raise refused(f"{place}.tool_call_id", "must be a text.", "invalid_type")
+    if not isinstance(made, list | None):
+        raise refused(f"{place}.tool_calls", "must be a list of calls.", "invalid_type")
+    before = found.count()
+    text = _text(message.get("content"), role, found, f"{place}.content")
+    if (declined := message.get("refusal")) is not None:
+        if role != "assistant" or not isinstance(declined, str):
+            raise refused(f"{place}.refusal", "is the assistant's, and a text.")
+        text += declined
+    if role == "tool":
+        passages = docs.passages_in(message.get("artifact"), f"{place}.artifact")
+        found.bring("artifacts of tool messages", passages)
+        text = "" if passages else text
+    elif message.get("artifact") is not None or call_id is not None:
+        raise refused(f"{place}.artifact", "belongs into messages of tools alone.")
+    elif settings.parse_sources and role != "assistant":
+        text, passages = docs.parse_sources(text)
+        found.bring("<source> blocks", passages)
+    if made and role != "assistant":
+        raise refused(f"{place}.tool_calls", "belong into messages of the assistant alone.")
+    found.add(
+        role,
+        text,
+        brought=found.count() - before,
+        calls=[_call(one, place) for one in made or ()],
+        call_id=call_id,
+        name=message.get("name"),
+    )
 
 
 def _call(given: object, place: str) -> dict[str, Any]:
@@ -346,7 +341,7 @@ def _call(given: object, place: str) -> dict[str, Any]:
     return call_entry(str(function.get("name")), function.get("arguments"), call.get("id"))
 
 
-def _text(content: object, role: str, found: docs.ServedDocuments, param: str) -> str:
+def _text(content: object, role: str, found: Transcript, param: str) -> str:
     """What a message says; the documents among its parts are added to those found."""
     if content is None and role == "assistant":
         return ""
@@ -364,7 +359,7 @@ def _text(content: object, role: str, found: docs.ServedDocuments, param: str) -
         elif kind == "refusal" and role == "assistant":
             texts.append(str(part.get("refusal") or ""))
         elif kind in docs.PARTS and role == "user":
-            found.add("parts of messages", [docs.part_passage(part, place)])
+            found.bring("parts of messages", [docs.part_passage(part, place)])
         else:
             why = f"parts of type {kind!r} can't be read. Give text, or documents of the user."
             raise refused(place, why, "invalid_value")

@@ -25,7 +25,7 @@ _MOST_DIGITS = 20
 
 
 class StreamOptions(BaseModel):
-    """What a stream tells beside the text."""
+    """What a stream reports besides the text."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -123,9 +123,7 @@ def conversation(
     body: ChatBody, settings: Settings, *, tools: bool
 ) -> tuple[list[dict[str, Any]], list[Passage]]:
     """The messages without the documents that they bring, and these."""
-    found = bodies.documents_of(body, settings)
-    messages = bodies.messages_of(body.messages, found, settings, tools=tools)
-    return messages, found.passages(settings.most_documents)
+    return bodies.conversation_of(body, body.messages, settings, tools=tools)
 
 
 def _bias(given: Mapping[str, float], served: Served) -> list[list[Any]]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rag_windows import CacheError, Passage, PassageCache, RagWindowsError, WindowedLM
+from rag_windows import Passage, PassageCache, RagWindowsError, WindowedLM
 from rag_windows.integration import one_line
 from rag_windows_server.warming import Warmer
 from rag_windows_server.watching import changing
@@ -30,7 +30,6 @@ _POLL_S = 0.5
 _RETRY_S = 30.0
 """Behind a failure: while windows are removed, what is being encoded is not stored."""
 
-_AT_A_TIME = 500
 _NAMED = 5
 """Documents that a line of the log names."""
 
@@ -41,7 +40,7 @@ class ReadDocuments:
 
     Attributes:
         version: of the index, when its passages were found.
-        documents: that these belong to; None for any.
+        documents: that the passages belong to; None for all documents.
     """
 
     version: int
@@ -179,15 +178,18 @@ class Collection:
     def __init__(self, index: Index, retriever: Any, models: Sequence[WindowedLM]) -> None:
         self.index = index
         self._retriever = retriever
+        from rag_windows_retrievers.stale import StaleWindows
+
         # Tenants may share a salt, and so their part of the cache.
         self._caches: list[PassageCache] = list(
             {one.cache.salt_key: one.cache for one in models if one.cache is not None}.values()
         )
         self._models = models
         self._lock = threading.RLock()
-        self._pending: set[str] = set()
         self._note = self._noted_in()
-        self._version, self._all = self._begun()
+        self._stale = StaleWindows(
+            index, *self._caches, version=self._begun(), on_removed=self._forget
+        )
         self._wake, self._stop = threading.Event(), threading.Event()
         self._poller: threading.Thread | None = None
         self._follower: Follower | None = None
@@ -267,7 +269,7 @@ class Collection:
         return []
 
     def ended(self, reading: ReadDocuments | None) -> None:
-        """Nobody reads this any more: windows that were stored of stale documents go again."""
+        """End a reading: windows that it stored of documents that have changed are removed."""
         if reading is None:
             return
         try:
@@ -275,8 +277,7 @@ class Collection:
         except RagWindowsError:  # the index is broken, and the log says so already
             stale = sorted(reading.documents or ())
         if stale:
-            with self._lock:
-                self._pending.update(stale)
+            self._stale.add(stale)
             self._wake.set()
 
     # Changing.
@@ -292,33 +293,10 @@ class Collection:
             RetrievalError: the index can't be read.
         """
         with self._lock:
-            now, stale = self.index.stale_since(self._version)
-            if now == self._version and not self._pending and not self._all:
+            if not self._stale.waits():
                 return 0
-            # An index that was made anew begins from one.
-            self._all |= stale is None or now < self._version
-            self._pending.update(stale or ())
-            self._version = now
-            windows = 0
-            if self._all:
-                _log.info("Too much has changed in the index: all cached windows are removed.")
-                for cache in self._caches[:1]:
-                    cache.clear()
-                self._all = False
-                self._forget(None)
-            failure: CacheError | None = None
-            listed = sorted(self._pending)
-            for cache in self._caches:
-                for start in range(0, len(listed), _AT_A_TIME):
-                    try:
-                        windows += cache.invalidate(listed[start : start + _AT_A_TIME])
-                    except CacheError as error:  # what is here must go all the same
-                        failure = error
-            self._forget(listed)
-            if failure is not None:
-                raise failure
-            self._pending.clear()
-            self._write_down(now)
+            windows = self._stale.drop()
+            self._write_down(self._stale.version)
         if self._warmer is not None:
             self._warmer.look()
         return windows
@@ -344,7 +322,7 @@ class Collection:
             RagWindowsError: the index can't be written, or see `sync`.
         """
         with self._lock:
-            waits = name in self._pending
+            waits = self._stale.waits(name)
             documents, passages = self._holds(name)
             if documents:
                 self._tell_of("Documents that were deleted", self.index.remove(name))
@@ -399,6 +377,8 @@ class Collection:
             _log.info("%s: %d (%s).", what, len(touched), _names(touched))
 
     def _forget(self, documents: abc.Collection[str] | None) -> None:
+        if documents is None:
+            _log.info("Too much has changed in the index: all cached windows are removed.")
         if self._warmer is not None:
             self._warmer.forget(documents)
 
@@ -419,20 +399,19 @@ class Collection:
 
     # How far the caches have followed, from one run of the server to the next.
 
-    def _begun(self) -> tuple[int, bool]:
-        """The version up to which the caches have followed, and whether all of them must go."""
-        now = self.index.version
+    def _begun(self) -> int:
+        """The version up to which the caches have followed."""
         if self._note is None:
-            return now, False
+            return self.index.version
         try:
-            found = json.loads(self._note.read_text(encoding="utf-8"))
-            return int(found["version"]), False
+            return int(json.loads(self._note.read_text(encoding="utf-8"))["version"])
         except (OSError, ValueError, KeyError, TypeError):
             # This cache may have been filled from the index by others, of which nobody knows.
-            return (0, False) if self.index.stale_since(0)[1] is not None else (now, False)
+            now, stale = self.index.stale_since(0)
+            return now if stale is None else 0
 
     def _noted_in(self) -> Path | None:
-        """Where that is written, beside the index; None for caches that end with the process."""
+        """The file that holds it, in the index; None for caches that end with the process."""
         lasting = [
             text
             for one in self._caches

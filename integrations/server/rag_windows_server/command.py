@@ -139,6 +139,7 @@ def serve(
     *, search: SearchOptions, model: LoadOptions, server: ServeOptions, fleet: FleetPart
 ) -> None:
     """Serve OpenAI's routes over documents; answers say which passages they read."""
+    model.check()
     if fleet.wanted:
         _serve_fleet(search, model, server, fleet)
         return

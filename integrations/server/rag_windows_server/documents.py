@@ -5,14 +5,13 @@ from __future__ import annotations
 import base64
 import binascii
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from html import unescape
 from typing import Any
 from urllib.parse import quote, urlsplit
 
 from rag_windows import InputError, Passage
-from rag_windows.integration import joined_messages, one_way, passage_of, without_calls
+from rag_windows.integration import Transcript, one_way, passage_of
 from rag_windows_server.errors import ApiError, refused
 
 _TEXT = ("text", "page_content", "content", "snippet")
@@ -71,29 +70,15 @@ def _passage(document: object, param: str) -> Passage:
         raise ApiError(400, f"{param}: {error}", param=param, code="invalid_type") from error
 
 
-@dataclass(slots=True)
-class ServedDocuments:
-    """The passages of one request, by the way in which they came."""
-
-    ways: dict[str, list[Passage]] = field(default_factory=dict)
-
-    def add(self, way: str, passages: Iterable[Passage]) -> None:
-        """Add passages that came in one way."""
-        self.ways.setdefault(way, []).extend(passages)
-
-    def count(self) -> int:
-        """How many there are."""
-        return sum(map(len, self.ways.values()))
-
-    def passages(self, most: int) -> list[Passage]:
-        """All of them, at most ``most`` and all in one way; else an ApiError."""
-        found = self.count()
-        if found > most:
-            raise refused("documents", f"{found} are more than {most}. Send fewer.", "too_many")
-        try:
-            return one_way(self.ways)
-        except InputError as error:
-            raise ApiError(400, str(error), param="documents", code="invalid_value") from error
+def passages_of(transcript: Transcript, most: int) -> list[Passage]:
+    """All passages of a request, at most ``most`` and all in one way; else an ApiError."""
+    found = transcript.count()
+    if found > most:
+        raise refused("documents", f"{found} are more than {most}. Send fewer.", "too_many")
+    try:
+        return one_way(transcript.ways)
+    except InputError as error:
+        raise ApiError(400, str(error), param="documents", code="invalid_value") from error
 
 
 PARTS = ("document", "text-plain", "file", "input_file")
@@ -103,7 +88,7 @@ PARTS = ("document", "text-plain", "file", "input_file")
 def part_passage(part: Mapping[str, Any], param: str) -> Passage:
     """The document of a content part.
 
-    ``{"type": "document", "document": {...}}``, or with the document's own keys beside the type;
+    ``{"type": "document", "document": {...}}``, or with the document's own keys next to the type;
     Anthropic's ``{"type": "document", "source": {"type": "text", "data": ...}}``; OpenAI's files
     whose text comes along as base64. A file by id or address is refused: none is opened.
     """
@@ -158,16 +143,6 @@ def _unescaped(value: str) -> str:
         return unescape(value)
     except ValueError:  # a character's number of thousands of digits
         return value
-
-
-def note(count: int) -> str:
-    """The text of a tool's answer in the place of its documents."""
-    return f"{count} documents; they stand at the beginning of this conversation."
-
-
-def shown(messages: list[dict[str, Any]], brought: set[str], tools: bool) -> list[dict[str, Any]]:
-    """Messages as the model sees them: without calls that brought nothing but documents."""
-    return joined_messages(messages if tools else without_calls(messages, brought))
 
 
 def url_of(passage: Passage, index: int) -> str:

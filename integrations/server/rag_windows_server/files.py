@@ -56,7 +56,7 @@ def file_id(name: str) -> str:
 
 
 def file_name(id: str) -> str:
-    """The name behind an id; a name that is none stands for itself."""
+    """The name that an id stands for; a text that is no id is returned as it is."""
     packed = id.removeprefix(_BEGIN)
     try:
         name = base64.b64decode(packed + "=" * (-len(packed) % 4), b"-_", validate=True)

@@ -1,4 +1,4 @@
-"""A retriever of any framework, named on the command line, as the server asks one."""
+"""A retriever of any framework, named on the command line, with the interface of our own."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FORMS = (
 
 
 class ForeignRetriever:
-    """Asks whatever the program has: see `FORMS`. It is asked by several threads at once."""
+    """Retrieves with any object of `FORMS`; several threads may use it at once."""
 
     def __init__(self, asked: Any, name: str) -> None:
         self._asked, self._name = asked, name

@@ -80,7 +80,7 @@ class Metrics:
 
         def counted(name: str) -> Callable[[], float]:
             def number() -> float:
-                with suppress(RagWindowsError):  # the other counters are told all the same
+                with suppress(RagWindowsError):  # the other counters are reported all the same
                     return float(getattr(collection.index.counts(), name))
                 return float("nan")
 

@@ -34,7 +34,7 @@ class TextForm(BaseModel):
 
 
 class Obfuscation(BaseModel):
-    """Whether a stream has random letters beside the text: never."""
+    """Whether a stream has random letters besides the text: never."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -145,10 +145,8 @@ def conversation(
     body: ResponsesBody, settings: Settings, *, tools: bool
 ) -> tuple[list[dict[str, Any]], list[Passage]]:
     """The messages without the documents that they bring, and these."""
-    found = bodies.documents_of(body, settings)
     given, places = _turns(body)
-    messages = bodies.messages_of(given, found, settings, tools=tools, param="input", places=places)
-    return messages, found.passages(settings.most_documents)
+    return bodies.conversation_of(body, given, settings, tools=tools, param="input", places=places)
 
 
 def _turns(body: ResponsesBody) -> tuple[list[dict[str, Any]], list[str]]:

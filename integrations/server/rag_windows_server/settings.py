@@ -23,7 +23,7 @@ class Settings(BaseModel):
         top_k: passages that are retrieved where the server has documents and a request neither
             brings any nor says how many.
         most_top_k: the most that a request may ask for.
-        allow: fields beside OpenAI's that requests may use; others are refused by name.
+        allow: fields besides OpenAI's that requests may use; others are refused by name.
         methods: names of methods that requests may choose; None for all.
         parse_sources: take ``<source id="1" name="...">text</source>`` in messages, as Open WebUI
             writes them, for documents. The text of a passage could forge further ones.

@@ -71,7 +71,7 @@ class Warmer:
         self._news.set()
 
     def forget(self, documents: Collection[str] | None) -> None:
-        """The windows of these documents, or all, were removed; those that are there come again."""
+        """Note that windows of these documents, or all, were removed: they are encoded again."""
         with self._lock:
             if documents is None:
                 self._last = 0

@@ -51,10 +51,10 @@ class EntryOptions(BaseModel):
 
 
 class Entries:
-    """What one model, known by a fingerprint of 32 bytes, has encoded, in a passage cache.
+    """Encoded prefixes and windows of one model, by its fingerprint of 32 bytes, in a cache.
 
     A question must find what has just been encoded for it. The cache decides by itself what is
-    worth keeping, so the latest entries are held beside it, too.
+    worth keeping, so the latest entries are held outside of it, too.
     """
 
     def __init__(self, options: EntryOptions, model: bytes) -> None:

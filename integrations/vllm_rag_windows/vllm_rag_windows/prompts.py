@@ -87,7 +87,7 @@ class WindowedPrompt:
 
     @property
     def params(self) -> dict[str, Any] | None:
-        """The ``kv_transfer_params`` beside the ids; None for an ordinary request."""
+        """The ``kv_transfer_params`` that go with the ids; None for an ordinary request."""
         if not self.windows:
             return None
         if self.encodes:

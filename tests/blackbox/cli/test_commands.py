@@ -331,7 +331,7 @@ def test_without_a_way_to_the_hub_only_the_cache_is_used(
 
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(constants, "ENDPOINT", "https://hub.invalid:8443")
-    monkeypatch.setattr("rag_windows.cli.options.getproxies", lambda: proxy)
+    monkeypatch.setattr("rag_windows.cli.model_loading.getproxies", lambda: proxy)
     monkeypatch.setattr(socket, "create_connection", refuse)
     monkeypatch.setattr(WindowedLM, "from_pretrained", load)
     result = run("ask", "Zelwick?", "--model", "no/such-model", "--no-cache")

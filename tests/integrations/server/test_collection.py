@@ -77,7 +77,7 @@ def within(seconds: float, true: Callable[[], object]) -> float:
 def settled(collection: Collection) -> bool:
     """Whether all that is there was warmed."""
     with collection._lock:
-        followed = collection._version == collection.index.version and not collection._pending
+        followed = not collection._stale.waits()
         return followed and collection.warmed() == len(collection.index)
 
 
@@ -117,7 +117,7 @@ async def test_an_edit_is_answered_and_told(
             version = index.version
             (docs / "academy.md").write_text("Zelwick Academy makes kites.", encoding="utf-8")
             within(2, lambda: index.version > version)
-            within(1, lambda: not collection._pending and collection._version == index.version)
+            within(1, lambda: not collection._stale.waits())
             assert held(own, "academy.md") == 0
             answer = await ask(client)
             assert "kites" in texts(answer)
@@ -201,7 +201,7 @@ def test_what_changed_while_no_server_ran(own: WindowedLM, index: Index) -> None
     own.warm(index.passages)
     index.remove("academy.md")
     with running(create_app(own, Settings(), index)) as collection:
-        within(2, lambda: collection._version == index.version)
+        within(2, lambda: collection._stale.version == index.version)
         assert (held(own, "academy.md"), held(own, "river.md")) == (0, 2)
     # Again nothing has changed.
     with running(create_app(own, Settings(), index)):

@@ -150,7 +150,7 @@ async def test_a_model_under_several_names(lm: WindowedLM) -> None:
 )
 def test_names_on_the_command_line(model: str | None, given: str | None, name: str) -> None:
     serve = importlib.import_module("rag_windows_server.command")
-    options = importlib.import_module("rag_windows.cli.options")
+    options = importlib.import_module("rag_windows.cli")
     server = serve.ServeOptions(served_model_name=given, allow_host=["RAG.example"])
     chosen = options.LoadOptions(model=model)
     settings = serve._settings(options.SearchOptions(), chosen, server)

@@ -9,7 +9,7 @@ import pytest
 
 from rag_windows import WindowedLM
 from rag_windows.cli import progress
-from rag_windows.cli.options import reported_instead_of_bars
+from rag_windows.cli.model_loading import reported_instead_of_bars
 from tests.rag_windows import small
 
 

@@ -1,1 +1,1 @@
-"""The benchmark: seconds, tokens per second and bytes, beside what a user runs today."""
+"""The benchmark: seconds, tokens per second and bytes, compared with what a user runs today."""

@@ -31,7 +31,7 @@ _BUDGET_RATIO = 1.25
 
 
 def now() -> float:
-    """Seconds, once the accelerator, if there is one, has done what it was asked."""
+    """The time in seconds, once the accelerator has finished its work, if there is one."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()
     return time.perf_counter()
@@ -45,7 +45,7 @@ def seconds(work: Callable[[], object]) -> float:
 
 
 class Clock(StoppingCriteria):
-    """Records when each token of an answer is there; never stops anything.
+    """A stopping criterion that stops nothing and records when each token of an answer is there.
 
     `stamps` are seconds from the start to each token; for `prefill_s` and `end_s`, see `Row`.
     """

@@ -99,7 +99,7 @@ class BenchRow:
     `decode_s` is a decode step, the mean over the tokens behind the first; `end_s` is until the
     answer is returned, its citations included. `citations_cost` is `decode_s` by that of the same
     without citations, in each round; empty where that was not measured. The roofline of a decode
-    step is reading weights, keys and values once. `peak_bytes` are beside the weights, `kv_bytes`
+    step is reading weights, keys and values once. `peak_bytes` leave out the weights, `kv_bytes`
     those of the prompt's keys and values.
     """
 
@@ -243,7 +243,7 @@ def markdown(result: Result) -> str:
 
 
 def summary(result: Result) -> str:
-    """One short table: the default path beside the others, or questions one by one and together."""
+    """One short table: the default path and the others, or questions one by one and together."""
     rounds = len(result.rows[0].first_s)
     counted = f"medians of {rounds} rounds" if rounds > 1 else "one round"
     on = ", ".join(filter(None, (result.machine.device, _threads(result), result.date)))

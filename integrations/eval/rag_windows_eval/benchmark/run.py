@@ -329,7 +329,7 @@ def peak_separately(plan: BenchPlan, name: str, threads: int) -> int | None:
 
 
 def peak_bytes(work: Callable[[], object], device: str) -> int | None:
-    """Bytes that a run needed at its peak beside those in use before it.
+    """Bytes that a run needed at its peak, without those in use before it.
 
     On the CPU resident memory, or None where the kernel does not report it; only Linux does.
     """

@@ -283,7 +283,7 @@ def citations(
     """How right citations are, by attention and by leaving passages out, and what they explain.
 
     Answers are asked once; then passages are left out: each one, the first ones of both rankings,
-    and random halves. A method that can't leave a passage out is measured by attention alone.
+    and random halves. A method that can't leave a passage out is measured by attention only.
     """
     chosen: dict[str, Any] = {"sizes": passages or [None], "seed": asking.seed}
     chosen["without_right"] = without_right

@@ -134,6 +134,7 @@ class Evaluation:
         citing_options: Mapping[str, Any] | None = None,
     ) -> Evaluation:
         """The evaluation of a command's options; reads the data."""
+        asking.check()
         conditions, task, search = compared(asking, depths), source.task(), runs.Search(**searching)
         if missing := getattr(task, "unfound", 0):
             tell(

@@ -53,7 +53,7 @@ class Replica:
     """What a router knows of a replica; routings change nothing of it.
 
     Attributes:
-        name: another one for each replica, the same as long as it lives.
+        name: unique, and the same as long as the replica lives.
         held: numbers of the passages in its memory.
         load: questions in progress there.
     """
@@ -66,8 +66,8 @@ class Replica:
 class Held:
     """What a replica holds, as far as a router knows: what it published last, and was sent lately.
 
-    Without the latter a router sends questions about something new here and there until the first
-    of them is published. `numbers` is a `Replica.held`; times are seconds of any one clock.
+    Otherwise questions about the same new passages would go to several replicas until the first of
+    these publishes them. `numbers` is a `Replica.held`; times are seconds of any one clock.
     """
 
     def __init__(self) -> None:

@@ -89,7 +89,7 @@ CALL_OPTIONS = frozenset(
         *("max_tokens", "nodes", "parallel_tool_calls", "tool_choice", "tools"),
     }
 ) - {"generate_kwargs"}
-"""What a call may be given by name, beside its messages."""
+"""What a call may be given by name, besides its messages."""
 
 _SECRETS = ("token", "use_auth_token")
 """Options that are not serialized."""
@@ -148,7 +148,7 @@ class RagWindowsLLM(FunctionCallingLLM, ModelOptions):
             them, see `metadata`. Windows are not bound by it.
         is_chat_model: False makes LlamaIndex choose its templates for text models; the tokenizer's
             chat template is used in any case, where it has one.
-        stopping_ids: tokens that end an answer, beside the model's own.
+        stopping_ids: tokens that end an answer, in addition to the model's own.
         profile: what ``rag-windows compare`` found, or its path; it sets the method if ``method``
             does not.
         citations: whether to measure each passage's attention mass; "removal" also measures what
@@ -210,7 +210,7 @@ class RagWindowsLLM(FunctionCallingLLM, ModelOptions):
         """What LlamaIndex plans with; reads configuration and tokenizer, not the weights.
 
         ``context_window`` is how many tokens, as ``Settings.tokenizer`` counts them (OpenAI's,
-        unless one is set), fit into the model's positions beside role markers, ``system_prompt``
+        unless one is set), fit into the model's positions with role markers, ``system_prompt``
         and an answer longer than chat engines expect, measured on a few conversations.
         """
         window, limit, source = self.context_window, self.position_limit, self._source
@@ -244,13 +244,13 @@ class RagWindowsLLM(FunctionCallingLLM, ModelOptions):
 
     @llm_completion_callback()
     def complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
-        """Answer a prompt; ``formatted`` is of no account, the chat template is always used."""
+        """Answer a prompt; ``formatted`` is ignored, since the chat template is always used."""
         with surfacing():
             return self._calls.answer(self._prepare_prompt(prompt, kwargs), completion_response)
 
     @llm_chat_callback()
     async def achat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
-        """`chat` beside the event loop."""
+        """`chat` without blocking the event loop."""
         with surfacing():
             return await self._calls.answer_async(self._prepare(messages, kwargs), chat_response)
 
@@ -258,7 +258,7 @@ class RagWindowsLLM(FunctionCallingLLM, ModelOptions):
     async def acomplete(
         self, prompt: str, formatted: bool = False, **kwargs: Any
     ) -> CompletionResponse:
-        """`complete` beside the event loop."""
+        """`complete` without blocking the event loop."""
         prepare = self._prepare_prompt(prompt, kwargs)
         with surfacing():
             return await self._calls.answer_async(prepare, completion_response)
@@ -278,14 +278,14 @@ class RagWindowsLLM(FunctionCallingLLM, ModelOptions):
     async def astream_chat(
         self, messages: Sequence[ChatMessage], **kwargs: Any
     ) -> ChatResponseAsyncGen:
-        """`stream_chat` beside the event loop."""
+        """`stream_chat` without blocking the event loop."""
         prepare = self._prepare(messages, kwargs)
         return await self._astream(llm_chat_callback(), prepare, chat_pieces(), messages, kwargs)
 
     async def astream_complete(
         self, prompt: str, formatted: bool = False, **kwargs: Any
     ) -> CompletionResponseAsyncGen:
-        """`stream_complete` beside the event loop."""
+        """`stream_complete` without blocking the event loop."""
         prepare, report = self._prepare_prompt(prompt, kwargs), llm_completion_callback()
         return await self._astream(report, prepare, completion_pieces(), prompt, kwargs)
 
@@ -344,7 +344,7 @@ class RagWindowsLLM(FunctionCallingLLM, ModelOptions):
     async def astructured_predict(
         self, output_cls: Any, prompt: Any, llm_kwargs: Any = None, **prompt_args: Any
     ) -> Any:
-        """`structured_predict` beside the event loop."""
+        """`structured_predict` without blocking the event loop."""
         llm, template = self._over_windows(prompt, prompt_args, calls=True)
         with surfacing():
             predict = LLM.astructured_predict
@@ -484,7 +484,7 @@ class RagWindowsLLM(FunctionCallingLLM, ModelOptions):
     async def _astream(
         self, report: Any, prepare: Callable[[], ModelCall], pieces: Any, asked: Any, options: Any
     ) -> AsyncGenerator[Any, None]:
-        """`_stream` beside an event loop."""
+        """`_stream` without blocking an event loop."""
         answer = self._calls.stream_async(prepare, pieces)
 
         async def make(*_: Any, **__: Any) -> AsyncGenerator[Any, None]:

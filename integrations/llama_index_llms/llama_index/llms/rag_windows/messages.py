@@ -34,6 +34,7 @@ from rag_windows.errors import GenerationError, InputError, RagWindowsError
 from rag_windows.integration import (
     ModelCall,
     ToolAnswer,
+    Transcript,
     answer_record,
     call_entry,
     carried,
@@ -49,13 +50,13 @@ _ROLES = {"developer": "system", "chatbot": "assistant", "model": "assistant", "
 _ROLES |= {role: role for role in ("system", "user", "assistant", "tool")}
 
 _UNSHOWN = (CitationBlock, ThinkingBlock, CachePoint, ToolCallBlock)
-"""What an earlier answer carries beside its text; calls of tools are read separately, and the
+"""What an earlier answer carries besides its text; calls of tools are read separately, and the
 rest is not shown to the model again."""
 
 
 @contextmanager
 def surfacing() -> Iterator[None]:
-    """Makes an error one for which LlamaIndex's synthesizers don't answer "Empty Response"."""
+    """Raise other errors as ours, which LlamaIndex's synthesizers do not swallow."""
     try:
         yield
     except RagWindowsError:
@@ -66,8 +67,8 @@ def surfacing() -> Iterator[None]:
 
 def read_messages(messages: Iterable[ChatMessage]) -> tuple[list[dict[str, Any]], list[Passage]]:
     """Messages as `WindowedLM.generate` takes them, and the passages in their citable blocks."""
-    read: list[dict[str, Any]] = []
-    passages: list[Passage] = []
+    transcript, passages = Transcript("passages"), list[Passage]()
+    read = transcript.messages
     for index, message in enumerate(messages):
         role, before = _ROLES.get(message.role.value), len(passages)
         if role is None:
@@ -80,20 +81,20 @@ def read_messages(messages: Iterable[ChatMessage]) -> tuple[list[dict[str, Any]]
             both = (read[0]["content"], content)
             read[0]["content"] = "\n\n".join(text for text in both if text)
             continue
-        brought = len(passages) - before
-        if role == "tool" and brought and not content:
-            content = f"{brought} passages; they stand at the beginning of this conversation."
-        said: dict[str, Any] = {"role": role, "content": content}
         calls = [block for block in message.blocks if isinstance(block, ToolCallBlock)]
-        if role == "assistant" and calls:
-            said["tool_calls"] = [
+        known = message.additional_kwargs if role == "tool" else {}
+        transcript.add(
+            role,
+            content,
+            brought=len(passages) - before,
+            calls=[
                 call_entry(block.tool_name, block.tool_kwargs, block.tool_call_id or None)
                 for block in calls
-            ]
-        if role == "tool":
-            known = message.additional_kwargs
-            said |= {key: known[key] for key in ("tool_call_id", "name") if known.get(key)}
-        read.append(said)
+                if role == "assistant"
+            ],
+            call_id=known.get("tool_call_id") or None,
+            name=known.get("name") or None,
+        )
     return read, passages
 
 
@@ -228,7 +229,7 @@ def _response(
 def as_raw(call: ModelCall, generation: Generation) -> dict[str, Any]:
     """All that is known about an answer but its text, as plain JSON.
 
-    Keys, beside those of `rag_windows.integration.answer_record`:
+    Keys, in addition to those of `rag_windows.integration.answer_record`:
         model, method: names; ``method`` with its numbers.
         usage: prompt_tokens, completion_tokens, total_tokens, cached_tokens.
         finish_reason: "tool_calls", too, where tools are called.

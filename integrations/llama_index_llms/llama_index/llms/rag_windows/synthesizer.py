@@ -153,7 +153,7 @@ class WindowSynthesizer(BaseSynthesizer):
         self._check_streaming()
 
     def __bool__(self) -> bool:
-        """True; takes over what ``as_query_engine`` was given beside its synthesizer.
+        """True; takes over what ``as_query_engine`` was given besides its synthesizer.
 
         LlamaIndex asks there whether it has to make one, and hands ``streaming`` and the like
         only to its own: the one that it was given would not get them.

@@ -21,7 +21,7 @@ class RagWindowsRetriever(BaseRetriever):
     """A retriever of `rag_windows_retrievers` in query engines and chat engines.
 
     A node keeps its passage's id, score and metadata; the title stands in ``metadata["title"]``,
-    the one entry that a model is shown beside the text.
+    the one entry that a model is shown in addition to the text.
 
     Args:
         retriever: a `BM25Retriever`, `DenseRetriever`, `HybridRetriever`, `Reranker`, or anything
