@@ -12,7 +12,8 @@ from transformers import PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from rag_windows.attention.layers import CACHE
-from rag_windows.attention.layout import PromptLayout, WeightRecorder, current_layout, use_layout
+from rag_windows.attention.layout import PromptLayout, current_layout, use_layout
+from rag_windows.attention.weights import WeightRecorder
 from rag_windows.errors import RagWindowsError
 from rag_windows.kv import Members
 from rag_windows.methods.combination import Combination, RowLogits
@@ -171,9 +172,9 @@ def _record(layout: EnsembleLayout, one: Pass, weights: torch.Tensor) -> None:
         token = position - one.first_position
         if token < 0:
             continue
-        rows = sums.T.unflatten(0, (-1, members.per_query))[:, : members.count]
+        rows = sums.unflatten(0, (-1, members.per_query))[:, : members.count]
         weighted = rows.to(weights.device) * weights[:, :, token].unsqueeze(-1)
         whole = weighted.new_zeros(len(weighted), members.n_groups + 2)
         whole.index_add_(1, groups, weighted[..., 0])
         whole[:, -2:] = weighted[..., 1:].sum(dim=1)
-        layout.recorder.sums[position] = whole.T
+        layout.recorder.sums[position] = whole
