@@ -103,13 +103,13 @@ class Backend(ABC):
         """Make the call that answers requests which it serves, for queries like this one."""
 
 
-Block = Callable[
-    [torch.Tensor, torch.Tensor, torch.Tensor, AttentionRequest, torch.Tensor | None],
-    tuple[torch.Tensor, torch.Tensor],
-]
-"""Attention of a query (groups, heads, M, head dim) over one part of a request, given as keys,
-values, the request and what of its mask is the part's. Output (groups, heads, M, value dim) in the
-query's dtype and log-sum-exp (groups, heads, M) are as in `AttentionAnswer`."""
+PartAnswer = tuple[torch.Tensor, torch.Tensor]
+"""Output (groups, heads, M, value dim) in the query's dtype and log-sum-exp (groups, heads, M) of a
+query (groups, heads, M, head dim) over one part; else as in `AttentionAnswer`."""
+
+OfPart = Callable[[torch.Tensor, Part, AttentionRequest, torch.Tensor | None], PartAnswer]
+"""Answers a query over one part of a request; last comes what of the request's mask is the part's,
+or None."""
 
 MAX_MASK = 2**25
 """Rows x keys of one call with a mask: bounds the mask and, on a CPU, its bias."""
@@ -122,7 +122,7 @@ class OneByOne(Backend):
     """
 
     def __init__(
-        self, fits: Callable[[AttentionRequest, torch.Tensor], bool], attend: Block
+        self, fits: Callable[[AttentionRequest, torch.Tensor], bool], attend: OfPart
     ) -> None:
         self._fits = fits
         self._attend = attend
@@ -153,10 +153,8 @@ class OneByOne(Backend):
         asked = query if tokens is None else query[tokens.to(query.device)]
         asked = asked.unflatten(0, (request.groups, -1)).transpose(1, 2)
         # Parts are read where they stand: joining them would copy every key, every time.
-        made = [
-            self._in_steps(asked, key, value, request, mask)
-            for (key, value), mask in zip(request.parts, _masks(request, query), strict=True)
-        ]
+        masks = zip(request.parts, _masks(request, query), strict=True)
+        made = [self._in_steps(asked, part, request, mask) for part, mask in masks]
         output, lse = made[0]
         lses = None
         if len(made) > 1:
@@ -169,25 +167,19 @@ class OneByOne(Backend):
         return output.transpose(1, 2).flatten(0, 1), lse.transpose(1, 2).flatten(0, 1), lses
 
     def _in_steps(
-        self,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        request: AttentionRequest,
-        mask: torch.Tensor | None,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+        self, query: torch.Tensor, part: Part, request: AttentionRequest, mask: torch.Tensor | None
+    ) -> PartAnswer:
         """One part; with a mask in steps of rows, which bound the size of the mask."""
+        key, value = part
         if key.dtype != query.dtype:
             # Where one of both was computed under autocast.
-            key, value = key.to(query.dtype), value.to(query.dtype)
+            part = key.to(query.dtype), value.to(query.dtype)
+        if mask is None:
+            return self._attend(query, part, request, None)
         groups, heads, rows, _ = query.shape
         step = max(1, MAX_MASK // (max(1, key.shape[2]) * heads * groups))
-        if mask is None or step >= rows:
-            return self._attend(query, key, value, request, mask)
         places = [slice(at, at + step) for at in range(0, rows, step)]
-        made = [
-            self._attend(query[:, :, one], key, value, request, mask[:, :, one]) for one in places
-        ]
+        made = [self._attend(query[:, :, one], part, request, mask[:, :, one]) for one in places]
         outputs, lses = [one for one, _ in made], [one for _, one in made]
         return torch.cat(outputs, dim=2), torch.cat(lses, dim=2)
 
@@ -210,14 +202,10 @@ SCORE_BYTES = 256 * 2**20
 
 
 def _explicit(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    request: AttentionRequest,
-    mask: torch.Tensor | None,
-) -> tuple[torch.Tensor, torch.Tensor]:
+    query: torch.Tensor, part: Part, request: AttentionRequest, mask: torch.Tensor | None
+) -> PartAnswer:
     """Explicit scores in fp32 (fp64 for fp64), on any device."""
-    groups, heads, rows, _ = query.shape
+    (key, value), (groups, heads, rows, _) = part, query.shape
     kv_heads, n_keys = key.shape[1], key.shape[2]
     exact = torch.promote_types(query.dtype, torch.float32)
     grouped = query.unflatten(1, (kv_heads, heads // kv_heads))
@@ -228,8 +216,8 @@ def _explicit(
         seen = torch.ones(rows, n_keys, dtype=torch.bool, device=query.device).tril()
     outputs, lses = [], []
     for start in range(0, rows, step):
-        part = grouped[:, :, :, start : start + step].to(exact)
-        scores = part @ wide_key.transpose(-1, -2) * request.scale
+        asked = grouped[:, :, :, start : start + step].to(exact)
+        scores = asked @ wide_key.transpose(-1, -2) * request.scale
         if request.softcap is not None:
             scores = torch.tanh(scores / request.softcap) * request.softcap
         scores = scores / request.temperature
@@ -256,30 +244,22 @@ def _fits_fused(request: AttentionRequest, query: torch.Tensor) -> bool:
 
 
 def _fused(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    request: AttentionRequest,
-    mask: torch.Tensor | None,
-) -> tuple[torch.Tensor, torch.Tensor]:
+    query: torch.Tensor, part: Part, request: AttentionRequest, mask: torch.Tensor | None
+) -> PartAnswer:
     """PyTorch's fused CPU attention."""
-    shared = query.shape[1] // key.shape[1]
+    shared = query.shape[1] // part[0].shape[1]
     if shared == 1 or request.causal or mask is not None:
-        return _fused_heads(query, key, value, request, mask)
+        return _fused_heads(query, part, request, mask)
     # The kernel reads keys once for each head that it is given; as rows, heads share one reading.
     groups, heads, rows, dim = query.shape
     folded = query.reshape(groups, heads // shared, shared * rows, dim)
-    output, lse = _fused_heads(folded, key, value, request, None)
+    output, lse = _fused_heads(folded, part, request, None)
     return output.reshape(groups, heads, rows, dim), lse.reshape(groups, heads, rows)
 
 
 def _fused_heads(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    request: AttentionRequest,
-    mask: torch.Tensor | None,
-) -> tuple[torch.Tensor, torch.Tensor]:
+    query: torch.Tensor, part: Part, request: AttentionRequest, mask: torch.Tensor | None
+) -> PartAnswer:
     bias = None
     if mask is not None:
         bias = torch.zeros(mask.shape, dtype=query.dtype).masked_fill(~mask, -torch.inf)
@@ -288,8 +268,7 @@ def _fused_heads(
     twice = twice and mask is None and not request.causal
     output, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
         query.expand(-1, -1, 2, -1) if twice else query,
-        key,
-        value,
+        *part,
         0.0,
         request.causal,
         attn_mask=bias,
