@@ -79,12 +79,6 @@ class Capture:
             raise AllCaptured
 
 
-def split(tensor: torch.Tensor, first: int, groups: int, length: int) -> torch.Tensor:
-    """Tokens of (heads, tokens, dim) as (groups, heads, length, dim), a view."""
-    place = slice(first, first + groups * length)
-    return tensor[:, place].unflatten(1, (groups, length)).transpose(0, 1)
-
-
 @dataclass(slots=True)
 class PromptLayout(Layout):
     """A query behind a prefix and windows, whose keys are read where they stand.
@@ -222,6 +216,12 @@ class _Pass:
     own: list[tuple[Segment, slice]]
     reading: Reading
     done: set[int] = field(default_factory=set)
+
+
+def split(tensor: torch.Tensor, first: int, groups: int, length: int) -> torch.Tensor:
+    """Tokens of (heads, tokens, dim) as (groups, heads, length, dim), a view."""
+    place = slice(first, first + groups * length)
+    return tensor[:, place].unflatten(1, (groups, length)).transpose(0, 1)
 
 
 class Texts:

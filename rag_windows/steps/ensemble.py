@@ -56,7 +56,7 @@ def passes(
     cache: RowsCache,
     last: int,
 ) -> Iterator[Pass]:
-    """Run every query with every window.
+    """Run every query with every window, each pair in a batch row of its own.
 
     Tokens ``ids`` (queries, tokens) at ``positions`` (queries or 1, tokens) are cut into as few
     passes as the two bounds allow, one after the other through the KV cache. Those that hold some
@@ -118,11 +118,11 @@ def _logits(
 
 
 def make_view(mirror: PreTrainedModel) -> PreTrainedModel:
-    """A second view of the model with our attention, whose forward pass asks every window.
+    """A view of the model whose forward pass runs each query with every window.
 
-    It shares all of the model's modules and has no state, so transformers' own ``generate`` runs on
-    it with its loop, processors, criteria and streamers and never sees the rows behind. What they
-    read travels with the call, in its layout.
+    It shares all of the model's modules and has no state. To transformers' own ``generate`` (its
+    loop, processors, criteria and streamers) a query is one row; the rows of its windows exist only
+    inside the forward pass. Which windows these are stands in the call's layout.
     """
     view = cast(Any, type(mirror)).__new__(type(mirror))
     view.__dict__.update(mirror.__dict__)
@@ -143,8 +143,8 @@ def _forward(
 ) -> CausalLMOutputWithPast:
     """Combined log-probabilities (queries, tokens, vocabulary), fp32 at least.
 
-    Of the other arguments only the KV cache counts: the rest (masks, what to return) concern rows
-    that are not there.
+    Other ``inputs`` than the KV cache are ignored: masks and what else to return are about the rows
+    that ``generate`` has, and the model is given others.
     """
     layout = current_layout()
     if not isinstance(layout, EnsembleLayout) or position_ids is None:
@@ -162,7 +162,7 @@ def _forward(
 
 
 def _record(layout: EnsembleLayout, one: Pass, weights: torch.Tensor) -> None:
-    """Weigh the rows' attention and put it where the request reads it."""
+    """Record the windows' attention weights for the request, weighted as their answers are."""
     members = layout.members
     if layout.recorder is None or one.recorder is None:
         return

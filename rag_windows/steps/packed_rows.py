@@ -114,8 +114,8 @@ class Plan(Generic[AnyRow]):
 
     The first ``old`` rows have a KV cache already, with one fed token each. ``newest`` (rows,)
     int64, on the CPU, is the place of each row's last token; ``encoded`` are the segments of
-    windows and prefixes. ``recorder`` takes the attention weights of the last tokens of ``cited``
-    rows, pass after pass: a pass is its position, and these rows are its rows.
+    windows and prefixes. ``recorder`` takes the attention weights of the last token of each of the
+    ``cited`` rows; its positions are the numbers of the passes.
     """
 
     def __init__(self, rows: Sequence[AnyRow], old: int) -> None:
