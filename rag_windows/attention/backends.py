@@ -59,7 +59,7 @@ class AttentionRequest:
     @property
     def keys(self) -> int:
         """Keys of a group, in all parts."""
-        return sum(key.shape[2] for key, _ in self.parts)
+        return sum([key.shape[2] for key, _ in self.parts])
 
     def places(self, query: torch.Tensor) -> torch.Tensor:
         """The tokens as (groups * M,) int64, on the CPU, of a query (tokens, heads, head dim)."""
@@ -153,8 +153,8 @@ class OneByOne(Backend):
         asked = query if tokens is None else query[tokens.to(query.device)]
         asked = asked.unflatten(0, (request.groups, -1)).transpose(1, 2)
         # Parts are read where they stand: joining them would copy every key, every time.
-        masks = zip(request.parts, _masks(request, query), strict=True)
-        made = [self._in_steps(asked, part, request, mask) for part, mask in masks]
+        each = zip(request.parts, _masks(request, query), strict=True)
+        made = [self._in_steps(asked, part, request, mask) for part, mask in each]
         output, lse = made[0]
         lses = None
         if len(made) > 1:

@@ -120,12 +120,11 @@ class NativeBackend(Backend):
 
     def pays(self, requests: Sequence[AttentionRequest]) -> bool:
         """Whether there are enough keys, or several groups share the call's cost."""
-        if not requests:
-            return False
-        if all(one.causal for one in requests):
+        texts = [one for one in requests if one.causal]
+        if len(texts) == len(requests):
             # As many tokens as keys see themselves.
-            return sum(one.groups * one.keys for one in requests) >= LEAST_TOKENS
-        return sum(one.groups for one in requests) > 1 or requests[0].keys >= LEAST_KEYS
+            return sum([one.groups * one.keys for one in texts]) >= LEAST_TOKENS
+        return len(requests) > 1 or requests[0].groups > 1 or requests[0].keys >= LEAST_KEYS
 
     def prepare(self, requests: Sequence[AttentionRequest], query: torch.Tensor) -> PreparedCall:
         """See `Backend.prepare`."""
