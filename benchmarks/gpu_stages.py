@@ -283,12 +283,13 @@ def compared(device: torch.device, most: int, case: Case) -> dict[str, Any]:
     # The same in float64, window by window, and their merge.
     outputs, lses = [], []
     for own, part in zip(places, parts, strict=True):
-        asking = query[own.to(device)].transpose(0, 1).unsqueeze(0)
-        q, k, v = (one.double() for one in (asking, *part))
-        request = backends.AttentionRequest(q, k, v, scale, heat, case.softcap, causal=texts)
-        found = backends.reference(request)
-        outputs.append(found[0][0].transpose(0, 1))
-        lses.append(found[1][0].transpose(0, 1))
+        key, value = (one.double() for one in part)
+        request = backends.AttentionRequest(
+            [(key, value)], scale, case.softcap, heat, own, causal=texts
+        )
+        found = backends.reference([request], query.double())
+        outputs.append(found.output)
+        lses.append(found.lse)
     exact = torch.cat(outputs)
     if not texts:
         shares = torch.softmax(torch.stack(lses), dim=0).unsqueeze(-1)

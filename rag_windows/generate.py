@@ -19,7 +19,9 @@ from transformers import (
 from transformers.generation.streamers import BaseStreamer
 
 from rag_windows.attention.layers import CACHE, check_tables, table_limit
-from rag_windows.attention.layout import PromptLayout, WeightRecorder, use_layout
+from rag_windows.attention.layout import PromptLayout, use_layout
+from rag_windows.attention.merge import Rescaling
+from rag_windows.attention.weights import WeightRecorder
 from rag_windows.errors import InputError
 from rag_windows.kv import Members, Windows
 from rag_windows.loading import input_device
@@ -129,9 +131,7 @@ class Decoder:
             "sliding_windows": self.runner.sliding_windows,
             "windows": windows,
             "temperature": method.temperature,
-            "slope": method.slope,
-            "shift": method.shift,
-            "query_bias": query_bias(method, windows.count),
+            "rescaling": Rescaling(method.slope, method.shift, query_bias(method, windows.count)),
             "recorder": recorder,
         }
         if isinstance(windows, Members) and method.combination is not None:

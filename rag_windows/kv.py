@@ -35,6 +35,11 @@ class Window:
         """Position behind its last token."""
         return self.start + len(self.ids)
 
+    @property
+    def whole(self) -> list[tuple[Window, slice]]:
+        """All of it as the only one of a list of stretches, see `Windows.stretches`."""
+        return [(self, slice(0, len(self.ids)))]
+
     def stretch(self, first: int, last: int) -> Window:
         """Some of its tokens, as views; itself if they are all."""
         if (first, last) == (0, len(self.ids)):

@@ -336,7 +336,6 @@ def test_names_and_docstrings_use_the_words_of_the_field() -> None:
 
 
 SHARED_NAMES = {
-    "Items": "what each attention kernel makes of items, as attention/items.py asks of them",
     "RagWindowsRetriever": "the name in both frameworks",
     "RagWindowsVectorStore": "the name in both frameworks",
     "WindowedPrompt": "public in LlamaIndex's adapter and in the connector for vLLM",

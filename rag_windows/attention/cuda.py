@@ -20,7 +20,15 @@ import numpy as np
 import torch
 from torch.profiler import record_function
 
-from rag_windows.attention.items import Answered, Item, Part, agrees, sound
+from rag_windows.attention.backends import (
+    AttentionAnswer,
+    AttentionRequest,
+    Backend,
+    Part,
+    PreparedCall,
+    agrees,
+    sound,
+)
 from rag_windows.attention.native.build import SingleFlight
 from rag_windows.attention.native.kernel import NAME
 from rag_windows.errors import RagWindowsError
@@ -83,22 +91,24 @@ Kind = tuple[Functions, torch.device, torch.dtype, int, bool]
 """Tested before first use: functions, device, dtype, head dim and whether there are soft caps."""
 
 
-def takes(item: Item, query: torch.Tensor) -> bool:
-    """Whether an item is answered here, for a query (tokens, heads, head dim)."""
-    functions, wanted = DEVICES.get(query.device.type), os.environ.get(VARIABLE)
-    dim, value_dim = (one.shape[3] for one in item.parts[0])
-    capped = item.softcap is not None
-    if functions is None or wanted == "0" or (capped and wanted == "varlen"):
-        return False
-    if query.dtype not in functions.dtypes or dim > 256 or dim % 8 or value_dim != dim:
-        return False
-    kind = functions, query.device, query.dtype, dim, capped
-    return sound(item, query) and _tried(kind) is not None
+class CudaBackend(Backend):
+    """Both functions as a backend. Nothing is faster, so a call always pays."""
 
+    def serves(self, request: AttentionRequest, query: torch.Tensor) -> bool:
+        """See `Backend.serves`; it takes no mask."""
+        functions, wanted = DEVICES.get(query.device.type), os.environ.get(VARIABLE)
+        dim, value_dim = (one.shape[3] for one in request.parts[0])
+        capped = request.softcap is not None
+        if functions is None or wanted == "0" or (capped and wanted == "varlen"):
+            return False
+        if query.dtype not in functions.dtypes or dim > 256 or dim % 8 or value_dim != dim:
+            return False
+        kind = functions, query.device, query.dtype, dim, capped
+        return request.mask is None and sound(request, query) and _tried(kind) is not None
 
-def pays(items: Sequence[Item]) -> bool:
-    """Whether a call is worth its cost: always, as nothing is faster."""
-    return bool(items)
+    def prepare(self, requests: Sequence[AttentionRequest], query: torch.Tensor) -> PreparedCall:
+        """See `Backend.prepare`."""
+        return CudaCall(requests, query)
 
 
 def _try(kind: Kind) -> bool | None:
@@ -110,8 +120,8 @@ def _try(kind: Kind) -> bool | None:
         cut = torch.tensor([0, 3], dtype=torch.int32, device=device)
         heads_first = capped or functions.varlen(some, some, some, cut, cut, 3, 3)[1].shape[0] == 2
 
-        def answer(items: list[Item], query: torch.Tensor) -> Answered:
-            return call(Items(items, heads_first), query, per_part=True)
+        def answer(requests: list[AttentionRequest], query: torch.Tensor) -> AttentionAnswer:
+            return CudaCall(requests, query, heads_first)(query, per_part=True)
 
         right = agrees(answer, device, dtype, (dim, dim), softcap=3.0 if capped else None)
     except torch.OutOfMemoryError:
@@ -127,28 +137,60 @@ def _try(kind: Kind) -> bool | None:
 _tried = SingleFlight(_try)
 
 
-class Items:
-    """Items of one layer that `takes` accepts, prepared for many calls."""
+class CudaCall:
+    """Requests of one layer that `CudaBackend` serves, answered for one query after the other."""
 
-    def __init__(self, items: Sequence[Item], heads_first: bool | None = None) -> None:
-        self.parts, lying = _lying([part for item in items for part in item.parts])
-        self.key, self.tokens = self.parts[0][0], max(int(item.tokens.max()) for item in items) + 1
-        self.sizes = [(len(item.parts), len(item.tokens)) for item in items]
+    def __init__(
+        self,
+        requests: Sequence[AttentionRequest],
+        query: torch.Tensor,
+        heads_first: bool | None = None,
+    ) -> None:
+        self.parts, lying = _lying([part for one in requests for part in one.parts])
+        places = [one.places(query) for one in requests]
+        self.key, self.tokens = self.parts[0][0], max(int(own.max()) for own in places) + 1
+        self.sizes = [(len(one.parts), len(own)) for one, own in zip(requests, places, strict=True)]
         device, dtype, dim = self.key.device, self.key.dtype, self.key.shape[3]
-        self.functions, self._capped = DEVICES[device.type], items[0].softcap is not None
+        self.functions, self._capped = DEVICES[device.type], requests[0].softcap is not None
         kind = self.functions, device, dtype, dim, self._capped
         self.heads_first = _tried(kind) if heads_first is None else heads_first
         shapes = tuple(
             (
-                *(len(item.parts), item.groups, len(item.tokens)),
-                (item.scale, item.softcap, item.temperature, item.causal),
-                None if item.between is None else torch.stack(item.between).numpy().tobytes(),
+                *(len(one.parts), one.groups, len(own)),
+                (one.scale, one.softcap, one.temperature, one.causal),
+                None if one.between is None else torch.stack(one.between).numpy().tobytes(),
             )
-            for item in items
+            for one, own in zip(requests, places, strict=True)
         )
-        order = np.concatenate([item.tokens.numpy() for item in items]).tobytes()
+        order = np.concatenate([own.numpy() for own in places]).tobytes()
         self._asked = shapes, order, lying.tobytes(), device
         self._plans: dict[int, _Plan] = {}
+
+    def __call__(self, query: torch.Tensor, *, per_part: bool = False) -> AttentionAnswer:
+        """See `PreparedCall`."""
+        key, (tokens, heads, dim) = self.key, query.shape
+        fits = query.dtype == key.dtype and query.device == key.device and dim == key.shape[3]
+        if not fits or tokens < self.tokens or heads % key.shape[1]:
+            raise RagWindowsError(
+                "The CUDA kernel got another query than it was made for. This is a bug in "
+                "rag-windows: please report it."
+            )
+        (steps, back, places), made, own = self.plan(heads), [], []
+        with record_function(NAME):
+            for runs, merges in steps:
+                asked = (self._rows(run, query) for run in runs)
+                rows = [_joined(each) for each in zip(*asked, strict=True)]
+                made += [_merged(rows, *merge) for merge in merges]
+                own.append(rows[1])
+            # Until here heads are (kv heads, heads of each).
+            output, lse = (_joined(each) for each in zip(*made, strict=True))
+            output, lse = (_picked(each, back).flatten(1, 2) for each in (output, lse))
+            if not per_part:
+                return AttentionAnswer(output, lse, None)
+            whole = _picked(_joined(own), places).flatten(1, 2)
+            parts = whole.split([one * tokens for one, tokens in self.sizes])
+            sized = zip(parts, self.sizes, strict=True)
+            return AttentionAnswer(output, lse, [one.unflatten(0, size) for one, size in sized])
 
     def plan(self, heads: int) -> _Plan:
         """The plan of a call, made once for all layers whose keys have the same layout."""
@@ -161,6 +203,28 @@ class Items:
             most = min(max(1, MAX_BYTES // row), MAX_ROWS)
             self._plans[heads] = _plan(*self._asked, (kv_heads, heads // kv_heads, dim), most)
         return self._plans[heads]
+
+    def _rows(self, run: _Run, query: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Output (rows, kv heads, heads of each, dim) and log-sum-exp of each row, by one call."""
+        part = zip(self.parts[run.part], run.views, strict=True)
+        key, value = (tensor.as_strided(*view) for tensor, view in part)
+        shape = key.shape[1], query.shape[1] // key.shape[1]
+        # Folded, the query heads of a kv head are rows, which read its keys once.
+        asked = query.unflatten(1, shape).transpose(1, 2) if run.folded else query
+        asked = asked.index_select(0, run.rows).flatten(0, asked.dim() - 3)
+        if run.capped:
+            tensors = asked, _picked(key, run.keys), _picked(value, run.keys)
+            made = self.functions.flex(
+                *(one.transpose(0, 1)[None] for one in tensors), **run.options
+            )
+            output, lse = (one[0].transpose(0, 1) for one in made)
+        else:
+            output, lse = self.functions.varlen(asked, key, value, **run.options)
+            lse = lse.T if self.heads_first else lse
+        if not run.folded:
+            return output.unflatten(1, shape), lse.unflatten(1, shape)
+        output, lse = (one.unflatten(0, (-1, shape[1])).transpose(1, 2) for one in (output, lse))
+        return output, lse
 
 
 def _lying(parts: Sequence[Part]) -> tuple[Sequence[Part], np.ndarray]:
@@ -191,57 +255,6 @@ def _lying(parts: Sequence[Part]) -> tuple[Sequence[Part], np.ndarray]:
         return _lying([*zip(each[::2], each[1::2], strict=True)])
     table[:, 0] = places
     return parts, np.column_stack([table[:, :5].reshape(-1, 10), lengths])
-
-
-def call(items: Items, query: torch.Tensor, *, per_part: bool = False) -> Answered:
-    """Attention of a query's tokens (tokens, heads, head dim) over the items.
-
-    With ``per_part`` the log-sum-exps of each part are returned as well.
-    """
-    key, (tokens, heads, dim) = items.key, query.shape
-    fits = query.dtype == key.dtype and query.device == key.device and dim == key.shape[3]
-    if not fits or tokens < items.tokens or heads % key.shape[1]:
-        raise RagWindowsError(
-            "The CUDA kernel got another query than it was made for. This is a bug in "
-            "rag-windows: please report it."
-        )
-    (steps, back, places), made, own = items.plan(heads), [], []
-    with record_function(NAME):
-        for runs, merges in steps:
-            asked = (_rows(items, run, query) for run in runs)
-            rows = [_joined(each) for each in zip(*asked, strict=True)]
-            made += [_merged(rows, *merge) for merge in merges]
-            own.append(rows[1])
-        # Until here heads are (kv heads, heads of each).
-        output, lse = (_joined(each) for each in zip(*made, strict=True))
-        output, lse = (_picked(each, back).flatten(1, 2) for each in (output, lse))
-        if not per_part:
-            return Answered(output, lse, None)
-        whole = _picked(_joined(own), places).flatten(1, 2)
-        parts = whole.split([one * tokens for one, tokens in items.sizes])
-        sized = zip(parts, items.sizes, strict=True)
-        return Answered(output, lse, [one.unflatten(0, size) for one, size in sized])
-
-
-def _rows(items: Items, run: _Run, query: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Output (rows, kv heads, heads of each, dim) and log-sum-exp of each row, by one call."""
-    part = zip(items.parts[run.part], run.views, strict=True)
-    key, value = (tensor.as_strided(*view) for tensor, view in part)
-    shape = key.shape[1], query.shape[1] // key.shape[1]
-    # Folded, the query heads of a kv head are rows, which read its keys once.
-    asked = query.unflatten(1, shape).transpose(1, 2) if run.folded else query
-    asked = asked.index_select(0, run.rows).flatten(0, asked.dim() - 3)
-    if run.capped:
-        tensors = asked, _picked(key, run.keys), _picked(value, run.keys)
-        made = items.functions.flex(*(one.transpose(0, 1)[None] for one in tensors), **run.options)
-        output, lse = (one[0].transpose(0, 1) for one in made)
-    else:
-        output, lse = items.functions.varlen(asked, key, value, **run.options)
-        lse = lse.T if items.heads_first else lse
-    if not run.folded:
-        return output.unflatten(1, shape), lse.unflatten(1, shape)
-    output, lse = (one.unflatten(0, (-1, shape[1])).transpose(1, 2) for one in (output, lse))
-    return output, lse
 
 
 def _merged(
@@ -281,11 +294,11 @@ _Step = tuple[list[_Run], list[tuple[int, torch.Tensor | None]]]
 """Runs; and, for each number of rows that a result may have, the indices of these rows."""
 
 _Plan = tuple[list[_Step], torch.Tensor | None, torch.Tensor | None]
-"""Steps; the places of results in their outputs; and those of rows by item, part and token."""
+"""Steps; the places of results in their outputs; and those of rows by request, part and token."""
 
 
 def _tables(shapes: tuple[Any, ...], places: bytes) -> Iterator[np.ndarray]:
-    """For each item (15, rows) int64, in the order of parts and tokens.
+    """For each request (15, rows) int64, in the order of parts and tokens.
 
     0: what is asked; storage, strides of heads and keys, and remainder of the offset, 1: of keys,
     5: of values; 9: how much later values start. 10: where the sequence starts; 11: its keys;

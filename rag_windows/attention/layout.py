@@ -3,25 +3,18 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
-from itertools import accumulate, chain, groupby
+from dataclasses import dataclass, field, replace
+from itertools import accumulate, groupby
 
 import torch
 
-from rag_windows.attention.items import Part
-from rag_windows.attention.segments import (
-    Queries,
-    Reading,
-    Rows,
-    Segment,
-    Segments,
-    SegmentWeights,
-    Weights,
-    segment_weights,
-)
+from rag_windows.attention.backends import Part
+from rag_windows.attention.merge import NO_RESCALING, Rescaling, Weights
+from rag_windows.attention.segments import Queries, Reading, Rows, Segment, Segments
+from rag_windows.attention.weights import RecordedTokens, WeightRecorder
 from rag_windows.errors import RagWindowsError
 from rag_windows.kv import Members, Window, Windows
 
@@ -87,107 +80,6 @@ class Capture:
 
 
 @dataclass(slots=True)
-class WeightRecorder:
-    """Collects the attention of the tokens that predict answer tokens, averaged over heads.
-
-    The first of them, at ``first_position``, is that of the query's last token. ``sums``, by
-    position, are (spans + 2, batch), fp32, summed over layers: the weight of each span, then of the
-    prefix, then of the query. They stay on the device until `average`. A token computed again (a
-    rejected draft in assisted decoding) replaces what stood there.
-
-    ``span_groups`` (spans, groups) tells for which citation groups the spans count; None where each
-    span is a group.
-    """
-
-    first_position: int
-    span_groups: torch.Tensor | None = None
-    sums: dict[int, torch.Tensor] = field(default_factory=dict)
-    _positions: range = field(default=range(0), init=False)
-    _layers: list[Weights] = field(default_factory=list, init=False)
-    _segments: list[list[SegmentWeights]] = field(default_factory=list, init=False)
-
-    def begin(self, positions: range) -> None:
-        """Begin a pass; `add` then takes each layer's weights of the tokens at these positions."""
-        self.settle()
-        self._positions = positions
-
-    def add(self, weights: Weights) -> None:
-        """Take a layer's weights, position after position; work is done once for all layers."""
-        self._layers.append(weights)
-
-    def add_segments(self, segments: list[SegmentWeights]) -> None:
-        """The same, where only some of a layer's results are of these positions."""
-        self._segments.append(segments)
-
-    def settle(self) -> None:
-        """Sum up the layers of the last pass."""
-        segments = self._segments + ([segment_weights(self._layers)] if self._layers else [])
-        self._layers, self._segments = [], []
-        by_role: dict[str, torch.Tensor] = {}
-        for one in chain.from_iterable(segments):
-            weights = one.summed()
-            if one.role in by_role:
-                weights = weights.to(by_role[one.role].device) + by_role[one.role]
-            by_role[one.role] = weights
-        if not by_role:
-            return
-        query = by_role["query"]
-        whole = [by_role["context"], by_role.get("prefix", torch.zeros_like(query)), query]
-        by_position = torch.cat(whole).unflatten(1, (len(self._positions), -1))
-        for at, position in enumerate(self._positions):
-            self.sums[position] = by_position[:, at]
-
-    def average(self, positions: Sequence[int], batch_rows: Sequence[int]) -> torch.Tensor:
-        """Mean over layers and (position, batch row) pairs: (groups + 2,) fp32, summing to 1."""
-        mean = self.of_tokens(positions, batch_rows).mean(dim=0)
-        return mean / mean.sum()
-
-    def of_tokens(self, positions: Sequence[int], batch_rows: Sequence[int]) -> torch.Tensor:
-        """Sums over layers of (position, batch row) pairs: (pairs, groups + 2) fp32, on the CPU."""
-        self.settle()
-        pairs = zip(positions, batch_rows, strict=True)
-        sums = torch.stack([self.sums[at][:, row] for at, row in pairs]).float().cpu()
-        if self.span_groups is not None:
-            sums = torch.cat([sums[:, :-2] @ self.span_groups, sums[:, -2:]], dim=1)
-        return sums
-
-
-class LazyParts(dict[int, Sequence[Part]]):
-    """The parts of a segment by layer, each made when it is first asked for."""
-
-    def __init__(self, make: Callable[[int], Sequence[Part]]) -> None:
-        super().__init__()
-        self._make = make
-
-    def __missing__(self, layer: int) -> Sequence[Part]:
-        made = self[layer] = self._make(layer)
-        return made
-
-
-def of_window(window: Window) -> LazyParts:
-    """The keys and values of one window."""
-    return of_stretches([(window, slice(None))])
-
-
-def of_stretches(stretches: Sequence[tuple[Window, slice]]) -> LazyParts:
-    """The keys and values of stretches of windows, each a part that is read where it stands."""
-
-    def parts(layer: int) -> list[Part]:
-        return [
-            (window.keys[layer][None, :, place], window.values[layer][None, :, place])
-            for window, place in stretches
-        ]
-
-    return LazyParts(parts)
-
-
-def split(tensor: torch.Tensor, first: int, groups: int, length: int) -> torch.Tensor:
-    """Tokens of (heads, tokens, dim) as (groups, heads, length, dim), a view."""
-    place = slice(first, first + groups * length)
-    return tensor[:, place].unflatten(1, (groups, length)).transpose(0, 1)
-
-
-@dataclass(slots=True)
 class PromptLayout(Layout):
     """A query behind a prefix and windows, whose keys are read where they stand.
 
@@ -198,9 +90,10 @@ class PromptLayout(Layout):
         prefix: at positions ``0 ..``; it comes first in the KV cache, too. None for none.
         query_start: position of the first token behind the prefix.
         windows: read by every batch row; in an ensemble, each batch row reads one of them.
-        temperature: divides the windows' logits; ``slope`` and ``shift`` are of their log-sum-exp.
-        query_bias: added to the query's log-sum-exp, prefix excluded.
+        temperature: divides the windows' logits.
+        rescaling: of the windows' and the query's log-sum-exps; that of the prefix stays as it is.
         recorder: where attention weights are recorded, or None to record nothing.
+        encoded: segments of the windows, then of the prefix, once a pass has begun.
     """
 
     prefix: Window | None
@@ -208,19 +101,20 @@ class PromptLayout(Layout):
     sliding_windows: tuple[int | None, ...]
     windows: Windows | Members
     temperature: float = 1.0
-    slope: float = 1.0
-    shift: float = 0.0
-    query_bias: float = 0.0
+    rescaling: Rescaling = NO_RESCALING
     recorder: WeightRecorder | None = None
     head_weights: torch.Tensor | None = None
     _pass: _Pass | None = field(default=None, init=False, repr=False)
-    _encoded: Segments | None = field(default=None, init=False, repr=False)
-    _parts: list[LazyParts] = field(default_factory=list, init=False, repr=False)
+    encoded: list[Segment] = field(default_factory=list, init=False, repr=False)
+    _together: Segments | None = field(default=None, init=False, repr=False)
+    _recorded: dict[tuple[int, ...], RecordedTokens] = field(
+        default_factory=dict, init=False, repr=False
+    )
 
     @property
     def weighs(self) -> bool:
         """See `Layout.weighs`."""
-        return self._pass is not None and len(self._pass.recorded) > 0
+        return self.recorder is not None and self.recorder.recording
 
     @property
     def prefix_length(self) -> int:
@@ -242,109 +136,92 @@ class PromptLayout(Layout):
         if now is None or now.shape != shape or layer in now.done:
             now = self._pass = self._begun(shape)
         now.done.add(layer)
-        for segment, place in now.stretches:
+        for segment, place in now.own:
             segment.layers = {layer: [(key[:, :, place], value[:, :, place])]}
         return now.reading
 
     def record(self, weights: Weights, asked: Queries) -> None:
         """See `Layout.record`."""
-        recorder, now = self.recorder, self._pass
-        if recorder is None or now is None:
-            return
-        if now.places is None and not isinstance(self.windows, Members):
-            recorder.add(weights)
-            return
-        segments = segment_weights([weights])
-        if isinstance(self.windows, Members):
-            segments = _of_members(segments, now)
-        if now.places is not None:
-            segments = [one.at(now.places) for one in segments]
-        recorder.add_segments(segments)
+        if self.recorder is not None:
+            self.recorder.add(weights)
 
     def _begun(self, shape: tuple[int, int, int]) -> _Pass:
         """What the layers of a pass share."""
         batch, rows, length = shape
         old, border, tokens = length - rows, self.prefix_length, batch * rows
-        stretches: list[tuple[Segment, slice]] = []
+        own: list[tuple[Segment, slice]] = []
         # All of the fed tokens see what stands before the first of them.
         middle = length if rows == 1 else old
         for first, last in ((border, middle), (middle, length)):
             if first < last:
                 segment = Segment("query", self.position(first), self.position(last - 1))
                 segment.seen = "causal" if first == old and rows > 1 else None
-                stretches.append((segment, slice(first, last)))
-        if self._encoded is None or self._pass is None or self._pass.shape[:2] != shape[:2]:
-            self._encoded = Segments(self._segments(batch, rows), tokens, static=True)
-        made = [self._encoded, Segments([segment for segment, _ in stretches], tokens)]
+                own.append((segment, slice(first, last)))
+        if self._together is None or self._pass is None or self._pass.shape[:2] != shape[:2]:
+            self._together = Segments(self._of_rows(batch, rows), tokens, static=True)
+        segments = [self._together, Segments([segment for segment, _ in own], tokens)]
         start = self.position(old)
-        now = Rows(torch.arange(start, start + rows).repeat(batch))
-        reading = Reading(now, made, self.slope, self.shift, self.query_bias)
-        wanted = range(0)
+        positions = Rows(torch.arange(start, start + rows).repeat(batch))
         if self.recorder is not None:
-            wanted = range(max(start, self.recorder.first_position), start + rows)
-            self.recorder.begin(wanted)
-        places = None
-        if rows > 1:
-            places = torch.arange(rows - len(wanted), rows).unsqueeze(-1)
-            places = (torch.arange(batch) * rows + places).flatten()
-        return _Pass(shape, stretches, reading, wanted, places)
+            recorded = range(max(start, self.recorder.first_position), start + rows)
+            self.recorder.begin(recorded, self._places(batch, rows, len(recorded), segments))
+        return _Pass(shape, own, Reading(positions, segments, self.rescaling))
 
-    def _segments(self, batch: int, rows: int) -> list[Segment]:
-        """Prefix and windows: what every token of a pass reads, or its batch row's own window."""
-        windows, segments = self.windows, []
-        if not self._parts:
+    def _places(
+        self, batch: int, rows: int, recorded: int, segments: list[Segments]
+    ) -> RecordedTokens | None:
+        """Where the weights of so many last tokens of each batch row go; None if they are none."""
+        if not recorded:
+            return None
+        # One decode step is like the other.
+        alike = batch, rows, recorded, len(segments[1].segments)
+        if alike not in self._recorded:
+            places = torch.arange(rows - recorded, rows).unsqueeze(-1)
+            wanted = (torch.arange(batch) * rows + places).flatten()
+            windows = self.windows
+            spans = 1 if isinstance(windows, Members) else len(windows.spans)
+            self._recorded[alike] = RecordedTokens(segments, wanted, batch * rows, spans)
+        return self._recorded[alike]
+
+    def _of_rows(self, batch: int, rows: int) -> list[Segment]:
+        """Windows and prefix: what every token of a pass reads, or its batch row's own window."""
+        windows, heat = self.windows, self.temperature
+        if not self.encoded:
             if isinstance(windows, Members):
-                self._parts = [of_window(window) for window in windows.windows]
+                each = [window.whole for window in windows.windows]
             else:
-                self._parts = [of_stretches([*windows.stretches()])]
+                each = [[*windows.stretches()]]
+            self.encoded = [Segment.of_windows("context", one, None, heat) for one in each]
             if self.prefix is not None:
-                self._parts.append(of_window(self.prefix))
-        first = min(window.start for window in windows.windows)
-        last = max(window.end for window in windows.windows) - 1
-        if isinstance(windows, Members):
-            queries = torch.arange(0, batch, windows.per_query).unsqueeze(-1)
-            for place, window in enumerate(windows.windows):
-                readers = ((queries + place) * rows + torch.arange(rows)).flatten()
-                segments.append(Segment("context", window.start, window.end - 1, readers))
-        else:
-            starts = [window.start + place.start for window, place in windows.stretches()]
-            segments.append(Segment("context", first, last, starts=starts))
-        for segment in segments:
-            segment.temperature = self.temperature
-        if self.prefix is not None:
-            segments.append(Segment("prefix", 0, self.prefix_length - 1))
-        for segment, parts in zip(segments, self._parts, strict=True):
-            segment.layers = parts
-        return segments
+                self.encoded.append(Segment.of_windows("prefix", self.prefix.whole))
+        if not isinstance(windows, Members):
+            return self.encoded
+        queries = torch.arange(0, batch, windows.per_query).unsqueeze(-1)
+        own = [
+            replace(one, tokens=((queries + place) * rows + torch.arange(rows)).flatten())
+            for place, one in enumerate(self.encoded[: windows.count])
+        ]
+        return [*own, *self.encoded[windows.count :]]
 
 
 @dataclass(slots=True)
 class _Pass:
     """What the layers of one forward pass share.
 
-    Its shape is batch rows, fed tokens of each and tokens in the KV cache; the stretches say where
-    in the KV cache each segment is. The weights of the tokens at the positions ``recorded`` are
-    wanted, which stand at ``places`` of the pass, position after position; None if they are all of
-    its tokens. Done are the layers that have asked.
+    Its shape is batch rows, fed tokens of each and tokens in the KV cache; ``own`` are the query's
+    segments and where in the KV cache each is; done are the layers that have asked.
     """
 
     shape: tuple[int, int, int]
-    stretches: list[tuple[Segment, slice]]
+    own: list[tuple[Segment, slice]]
     reading: Reading
-    recorded: range
-    places: torch.Tensor | None
     done: set[int] = field(default_factory=set)
 
 
-def _of_members(segments: Sequence[SegmentWeights], now: _Pass) -> list[SegmentWeights]:
-    """An ensemble's weights with those of all windows as one segment, each batch row's own."""
-    batch, rows, _ = now.shape
-    shares = torch.cat([one.shares for one in segments if one.role == "context"], dim=1)
-    results = next(each for each in now.reading.segments[0].results if each.role == "context")
-    index = results.index.to(shares.device)
-    whole = shares.new_zeros(len(shares), batch * rows, shares.shape[2])
-    whole.index_add_(1, index, shares)
-    return [SegmentWeights("context", whole), *(one for one in segments if one.role != "context")]
+def split(tensor: torch.Tensor, first: int, groups: int, length: int) -> torch.Tensor:
+    """Tokens of (heads, tokens, dim) as (groups, heads, length, dim), a view."""
+    place = slice(first, first + groups * length)
+    return tensor[:, place].unflatten(1, (groups, length)).transpose(0, 1)
 
 
 class Texts:
@@ -409,11 +286,9 @@ class TextsLayout(Layout):
         ends = list(accumulate(lengths))
         for index, window in enumerate(before):
             readers = torch.arange(ends[index] - lengths[index], ends[index])
-            encoded.append(Segment("context", window.start, window.end - 1, readers))
-            encoded[-1].layers = of_window(window)
+            encoded.append(Segment.of_windows("context", window.whole, readers))
         if prefix is not None:
-            encoded.append(Segment("prefix", prefix.start, prefix.end - 1))
-            encoded[-1].layers = of_window(prefix)
+            encoded.append(Segment.of_windows("prefix", prefix.whole))
         if encoded:
             made.append(Segments(encoded, tokens))
         self._reading = Reading(Rows(self.positions), made)

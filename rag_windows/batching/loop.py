@@ -68,12 +68,13 @@ class BatchLoop:
         now = self._plan
         lengths = [*self._caches.lengths]
         try:
-            logits, layout = read_rows(
+            logits, _ = read_rows(
                 self._decoder.runner, now, self._caches, now.newest, self._decoder.head_weights
             )
             largest = logits.argmax(dim=-1).tolist()
-            now.keep(layout.recorded)
+            now.recorder.settle()
         except BaseException:
+            now.recorder.discard()
             self._caches.set_lengths(lengths)
             raise
         self._sample(now, logits, largest)

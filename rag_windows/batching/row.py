@@ -10,6 +10,7 @@ from transformers import GenerationConfig
 from transformers.generation import GenerationMode
 from transformers.generation.streamers import BaseStreamer
 
+from rag_windows.attention.weights import of_groups
 from rag_windows.errors import GenerationError
 from rag_windows.generate import Decoder, with_config
 from rag_windows.loading import input_device
@@ -160,7 +161,5 @@ class Row(FedRow):
         """
         if not self.cited or self._span_groups is None or not self.weights:
             return None
-        sums = torch.tensor(self.weights, dtype=torch.float32)
-        whole = torch.cat([sums[:, :-2] @ self._span_groups, sums[:, -2:]], dim=1)
-        weights: list[list[float]] = whole.tolist()
+        weights: list[list[float]] = of_groups(torch.cat(self.weights), self._span_groups).tolist()
         return weights

@@ -12,7 +12,8 @@ from transformers import PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from rag_windows.attention.layers import CACHE
-from rag_windows.attention.layout import PromptLayout, WeightRecorder, current_layout, use_layout
+from rag_windows.attention.layout import PromptLayout, current_layout, use_layout
+from rag_windows.attention.weights import WeightRecorder
 from rag_windows.errors import RagWindowsError
 from rag_windows.kv import Members
 from rag_windows.methods.combination import Combination, RowLogits
@@ -55,7 +56,7 @@ def passes(
     cache: RowsCache,
     last: int,
 ) -> Iterator[Pass]:
-    """Run every query with every window.
+    """Run every query with every window, each pair in a batch row of its own.
 
     Tokens ``ids`` (queries, tokens) at ``positions`` (queries or 1, tokens) are cut into as few
     passes as the two bounds allow, one after the other through the KV cache. Those that hold some
@@ -117,11 +118,11 @@ def _logits(
 
 
 def make_view(mirror: PreTrainedModel) -> PreTrainedModel:
-    """A second view of the model with our attention, whose forward pass asks every window.
+    """A view of the model whose forward pass runs each query with every window.
 
-    It shares all of the model's modules and has no state, so transformers' own ``generate`` runs on
-    it with its loop, processors, criteria and streamers and never sees the rows behind. What they
-    read travels with the call, in its layout.
+    It shares all of the model's modules and has no state. To transformers' own ``generate`` (its
+    loop, processors, criteria and streamers) a query is one row; the rows of its windows exist only
+    inside the forward pass. Which windows these are stands in the call's layout.
     """
     view = cast(Any, type(mirror)).__new__(type(mirror))
     view.__dict__.update(mirror.__dict__)
@@ -142,8 +143,8 @@ def _forward(
 ) -> CausalLMOutputWithPast:
     """Combined log-probabilities (queries, tokens, vocabulary), fp32 at least.
 
-    Of the other arguments only the KV cache counts: the rest (masks, what to return) concern rows
-    that are not there.
+    Other ``inputs`` than the KV cache are ignored: masks and what else to return are about the rows
+    that ``generate`` has, and the model is given others.
     """
     layout = current_layout()
     if not isinstance(layout, EnsembleLayout) or position_ids is None:
@@ -161,7 +162,7 @@ def _forward(
 
 
 def _record(layout: EnsembleLayout, one: Pass, weights: torch.Tensor) -> None:
-    """Weigh the rows' attention and put it where the request reads it."""
+    """Record the windows' attention weights for the request, weighted as their answers are."""
     members = layout.members
     if layout.recorder is None or one.recorder is None:
         return
@@ -171,9 +172,9 @@ def _record(layout: EnsembleLayout, one: Pass, weights: torch.Tensor) -> None:
         token = position - one.first_position
         if token < 0:
             continue
-        rows = sums.T.unflatten(0, (-1, members.per_query))[:, : members.count]
+        rows = sums.unflatten(0, (-1, members.per_query))[:, : members.count]
         weighted = rows.to(weights.device) * weights[:, :, token].unsqueeze(-1)
         whole = weighted.new_zeros(len(weighted), members.n_groups + 2)
         whole.index_add_(1, groups, weighted[..., 0])
         whole[:, -2:] = weighted[..., 1:].sum(dim=1)
-        layout.recorder.sums[position] = whole.T
+        layout.recorder.sums[position] = whole

@@ -8,7 +8,9 @@ from typing import cast
 
 import torch
 
-from rag_windows.attention.segments import Queries, Weights, segment_weights
+from rag_windows.attention.merge import Weights
+from rag_windows.attention.segments import Queries
+from rag_windows.attention.weights import segment_weights
 from rag_windows.kv import Windows
 from rag_windows.prefill import EncodedContext, ModelEncoder
 from rag_windows.steps.packed_rows import BatchLayout, FedRow, Plan, RowCaches, read_rows

@@ -8,18 +8,10 @@ from typing import Any, Generic, TypeVar
 
 import torch
 
-from rag_windows.attention.layout import Layout, of_stretches, of_window, texts, use_layout
-from rag_windows.attention.segments import (
-    Queries,
-    Reading,
-    Role,
-    Rows,
-    Segment,
-    Segments,
-    SegmentWeights,
-    Weights,
-    segment_weights,
-)
+from rag_windows.attention.layout import Layout, texts, use_layout
+from rag_windows.attention.merge import Rescaling, Weights
+from rag_windows.attention.segments import Queries, Reading, Rows, Segment, Segments
+from rag_windows.attention.weights import RecordedTokens, WeightRecorder
 from rag_windows.errors import InputError
 from rag_windows.kv import Window, Windows
 from rag_windows.loading import input_device
@@ -35,8 +27,8 @@ class FedRow:
         windows: what it reads, each window once; None where there are none.
         fed: tokens that the next forward pass takes: at first the whole query.
         position: of the first of those.
-        weights: of each token that was recorded, attention weights of each span, of the prefix and
-            of the row's own tokens; only their shares mean something.
+        weights: of tokens that were recorded (tokens, spans + 2), fp32, on the CPU: see
+            `WeightRecorder`; complete once it leaves.
     """
 
     cited = False
@@ -53,7 +45,7 @@ class FedRow:
         self.temperature, self.slope, self.shift = method.temperature, method.slope, method.shift
         self.query_bias = query_bias(method, len(context.each)) if windowed else 0.0
         self.spans = 0 if self.windows is None else len(self.windows.spans)
-        self.weights: list[list[float]] = []
+        self.weights: list[torch.Tensor] = []
 
 
 FIRST_CAPACITY = 64
@@ -122,7 +114,8 @@ class Plan(Generic[AnyRow]):
 
     The first ``old`` rows have a KV cache already, with one fed token each. ``newest`` (rows,)
     int64, on the CPU, is the place of each row's last token; ``encoded`` are the segments of
-    windows and prefixes.
+    windows and prefixes. ``recorder`` takes the attention weights of the last token of each of the
+    ``cited`` rows; its positions are the numbers of the passes.
     """
 
     def __init__(self, rows: Sequence[AnyRow], old: int) -> None:
@@ -135,65 +128,39 @@ class Plan(Generic[AnyRow]):
         self._owners = torch.arange(len(rows)).repeat_interleave(torch.tensor(self.lengths))
         places = [torch.arange(start, end) for start, end in pairwise(ends)]
         self._places = dict(zip(rows, places, strict=True))
-        self.slope = self._of_tokens([row.slope for row in rows], 1.0)
-        self.shift = self._of_tokens([row.shift for row in rows], 0.0)
-        self.query_bias = self._of_tokens([row.query_bias for row in rows], 0.0)
-        self.cited = any(row.cited for row in rows)
-        # What the attention weights that predict an answer's next token are of: for each segment,
-        # places among its results; and by role, row and entry of `Row.weights`.
-        self._wanted: list[torch.Tensor] = []
-        self._cited: dict[Role, list[tuple[AnyRow, int]]] = {
-            "context": [],
-            "prefix": [],
-            "query": [(row, -1) for row in rows if row.cited],
-        }
+        self.rescaling = Rescaling(
+            self._of_tokens([row.slope for row in rows], 1.0),
+            self._of_tokens([row.shift for row in rows], 0.0),
+            self._of_tokens([row.query_bias for row in rows], 0.0),
+        )
+        self.cited = [row for row in rows if row.cited]
+        self.recorder = WeightRecorder()
+        self._recorded: RecordedTokens | None = None
+        # Which of the cited rows' spans the parts of segments are.
+        self._spans: dict[Segment, torch.Tensor] = {}
         segments = [*self._windows(), *self._prefixes()]
-        self._wanted.append(self.newest[[row.cited for row in rows]])
         self.encoded = [Segments(segments, self._tokens, static=True)] if segments else []
-        # Of each pass since the last `flush`.
-        self._recorded: dict[Role, list[torch.Tensor]] = {}
 
     def last(self, tokens: int) -> torch.Tensor:
         """(rows x tokens,) int64, on the CPU: the places of so many last tokens of each row."""
         return (self.newest.unsqueeze(1) + torch.arange(1 - tokens, 1)).flatten()
 
-    def of_cited(self, layers: Sequence[Weights]) -> list[SegmentWeights]:
-        """The attention weights of the tokens that predict an answer's next one."""
-        segments = segment_weights(layers)
-        query = [one.shares for one in segments if one.role == "query"]
-        # The segments of the rows' own tokens give a result for each token, in order.
-        own = SegmentWeights("query", torch.cat(query, dim=1))
-        whole = [*segments[: len(segments) - len(query)], own]
-        return [
-            one if len(places) == one.shares.shape[1] else one.at(places)
-            for one, places in zip(whole, self._wanted, strict=True)
-        ]
-
-    def keep(self, recorded: Sequence[Sequence[SegmentWeights]]) -> None:
-        """Add a pass's attention weights, as `of_cited` gives them, once it is done."""
-        whole: dict[Role, torch.Tensor] = {}
-        for segments in recorded:
-            by_role: dict[Role, list[torch.Tensor]] = {}
-            for one in segments:
-                by_role.setdefault(one.role, []).append(one.summed().flatten())
-            for role, weights in by_role.items():
-                sums = torch.cat(weights)
-                whole[role] = sums.to(whole[role].device) + whole[role] if role in whole else sums
-        for role, sums in whole.items():
-            self._recorded.setdefault(role, []).append(sums)
+    def begin_recording(self, segments: Sequence[Segments]) -> None:
+        """Begin a pass over these segments."""
+        if self._recorded is None:
+            cited = self.newest[[row.cited for row in self.rows]]
+            most = max(row.spans for row in self.cited)
+            self._recorded = RecordedTokens(segments, cited, self._tokens, most, self._spans)
+        passes = len(self.recorder.sums)
+        self.recorder.begin(range(passes, passes + 1), self._recorded)
 
     def flush(self) -> None:
         """Hand the attention weights to the rows, once."""
-        recorded, self._recorded = self._recorded, {}
-        tokens = len(next(iter(recorded.values()), ()))
-        before = {row: len(row.weights) for row in self.rows if row.cited}
-        for row in before:
-            row.weights += [[0.0] * (row.spans + 2) for _ in range(tokens)]
-        for role, sums in recorded.items():
-            columns = torch.stack(sums).T.tolist()
-            for (row, of), weights in zip(self._cited[role], columns, strict=True):
-                for token, weight in enumerate(weights, start=before[row]):
-                    row.weights[token][of] += weight
+        passes = [*self.recorder.sums.values()]
+        self.recorder.sums.clear()
+        if passes:
+            for row, own in zip(self.cited, torch.stack(passes, dim=1).cpu(), strict=True):
+                row.weights.append(torch.cat([own[:, : row.spans], own[:, -2:]], dim=1))
 
     def _of_tokens(self, numbers: Sequence[float], usual: float) -> float | torch.Tensor:
         """A number for all tokens, or (tokens, 1) fp32."""
@@ -208,14 +175,10 @@ class Plan(Generic[AnyRow]):
         for row in self.rows:
             if row.prefix is not None:
                 readers.setdefault(id(row.prefix), (row.prefix, []))[1].append(row)
-        made: list[Segment] = []
-        for window, rows in readers.values():
-            tokens, cited = self._readers(rows)
-            self._wanted.append(cited)
-            self._cited["prefix"] += [(row, -2) for row in rows if row.cited]
-            made.append(Segment("prefix", window.start, window.end - 1, tokens))
-            made[-1].layers = of_window(window)
-        return made
+        return [
+            Segment.of_windows("prefix", window.whole, self._readers(rows))
+            for window, rows in readers.values()
+        ]
 
     def _windows(self) -> list[Segment]:
         """Windows as segments: one for all that have the same readers."""
@@ -236,28 +199,19 @@ class Plan(Generic[AnyRow]):
         made: list[Segment] = []
         for (rows, temperature), group in together.items():
             parts: list[tuple[Window, slice]] = []
+            own_spans: list[list[int]] = []
             for whose, entries in group:
+                cited = [entry for row, entry in zip(rows, entries, strict=True) if row.cited]
                 for number, part in enumerate(stretches[whose]):
                     parts.append(part)
-                    self._cited["context"] += [
-                        (row, entry + number)
-                        for row, entry in zip(rows, entries, strict=True)
-                        if row.cited
-                    ]
-            tokens, cited = self._readers(rows)
-            self._wanted.append(cited)
-            starts = [window.start + (place.start or 0) for window, place in parts]
-            last = max(window.end for window, _ in parts) - 1
-            segment = Segment("context", min(starts), last, tokens, starts=starts)
-            segment.temperature, segment.layers = temperature, of_stretches(parts)
-            made.append(segment)
+                    own_spans.append([entry + number for entry in cited])
+            made.append(Segment.of_windows("context", parts, self._readers(rows), temperature))
+            self._spans[made[-1]] = torch.tensor(own_spans, dtype=torch.int64)
         return made
 
-    def _readers(self, rows: Sequence[AnyRow]) -> tuple[torch.Tensor, torch.Tensor]:
-        """The tokens of rows; and places among these of the newest ones of cited rows."""
-        tokens = torch.cat([self._places[row] for row in rows])
-        ends = torch.tensor([len(self._places[row]) for row in rows]).cumsum(0) - 1
-        return tokens, ends[[row.cited for row in rows]]
+    def _readers(self, rows: Sequence[AnyRow]) -> torch.Tensor:
+        """The tokens of rows."""
+        return torch.cat([self._places[row] for row in rows])
 
 
 def _window(stretch: tuple[Window, slice]) -> int:
@@ -282,8 +236,6 @@ class BatchLayout(Layout):
         self.head_weights = head_weights
         self._plan = plan
         self._caches = caches
-        self._layers: list[Weights] = []
-        self._cited: list[list[SegmentWeights]] = []
         self._where: dict[torch.device, tuple[torch.Tensor, torch.Tensor]] = {}
         tokens, old = len(positions), plan.old
         own: list[Segment] = []
@@ -302,12 +254,14 @@ class BatchLayout(Layout):
         self._new = texts(plan.lengths[old:], positions, old)
         own += [one.segment for one in self._new]
         made = [*plan.encoded, Segments(own, tokens)]
-        self._reading = Reading(Rows(positions), made, plan.slope, plan.shift, plan.query_bias)
+        self._reading = Reading(Rows(positions), made, plan.rescaling)
+        if plan.cited:
+            plan.begin_recording(made)
 
     @property
     def weighs(self) -> bool:
         """Whether a row of the batch is cited."""
-        return self._plan.cited
+        return bool(self._plan.cited)
 
     def reading(
         self, layer: int, batch: int, rows: int, key: torch.Tensor, value: torch.Tensor
@@ -334,16 +288,7 @@ class BatchLayout(Layout):
 
     def record(self, weights: Weights, asked: Queries) -> None:
         """See `Layout.record`."""
-        if len(self._plan.newest) == len(self._reading.rows.positions):
-            self._layers.append(weights)
-        else:
-            # Of a pass of many tokens, only the weights of a few are stored.
-            self._cited.append(self._plan.of_cited([weights]))
-
-    @property
-    def recorded(self) -> list[list[SegmentWeights]]:
-        """The attention weights of the pass, as `Plan.of_cited` gives them."""
-        return self._cited + ([self._plan.of_cited(self._layers)] if self._layers else [])
+        self._plan.recorder.add(weights)
 
 
 def read_rows(

@@ -7,9 +7,11 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
+from rag_windows.attention.backends import MAX_MASK
 from rag_windows.attention.layers import CACHE
 from rag_windows.attention.layout import PromptLayout, use_layout
-from rag_windows.attention.segments import Queries, Weights, weights_of_keys
+from rag_windows.attention.merge import LOWEST, Weights
+from rag_windows.attention.segments import Queries, Segment, request_for
 from rag_windows.loading import input_device
 from rag_windows.prefill import EncodedContext
 from rag_windows.steps.recompute import Encoding, recompute
@@ -39,8 +41,56 @@ class AttentionLayout(PromptLayout):
             if not layers // 4 <= asked.layer < layers - layers // 4:
                 return
             first = len(asked.query) - 1
-        paid = weights_of_keys(weights, asked, "context", first)
+        paid = weights_of_keys(weights, asked, self.encoded[0], first)
         self.paid = paid if self.paid is None else self.paid + paid.to(self.paid.device)
+
+
+def weights_of_keys(
+    weights: Weights, asked: Queries, segment: Segment, first: int = 0
+) -> torch.Tensor:
+    """The attention weights that each key of the context gets in a layer.
+
+    ``segment`` is all of the context, and all tokens of the pass read it.
+
+    Returns:
+        (keys,) fp32 (fp64 for fp64): summed over heads and over the tokens from ``first`` on.
+    """
+    by_role = weights.shares.split([one.results.columns for one in weights.attended])
+    found = zip(weights.attended, by_role, strict=True)
+    own, shares = next((one, share[0]) for one, share in found if one.results.role == "context")
+    query, lengths = asked.query, [key.shape[2] for key, _ in segment.layers[asked.layer]]
+    total = shares.new_zeros(sum(lengths))
+    request, places = request_for(segment, asked)
+    if request is None:
+        return total
+    # In the query's dtype, as they were read.
+    keys = torch.cat([key[0] for key, _ in request.parts], dim=1).to(query.dtype).to(total.dtype)
+    # (kv heads, query heads of each, tokens, ...), as keys are shared
+    grouped = query.transpose(0, 1).unflatten(0, (len(keys), -1)).to(total.dtype)
+    ours, whole = (
+        one.transpose(0, 1).unflatten(0, (len(keys), -1)).unsqueeze(-1) for one in (shares, own.lse)
+    )
+    seen = total.new_zeros(keys.shape[1])
+    for at in range(first, len(query), step := max(1, MAX_MASK // (query.shape[1] * len(seen)))):
+        rows = slice(at, at + step)
+        logits = grouped[:, :, rows] @ keys.unsqueeze(1).mT * asked.scale
+        if asked.softcap is not None:
+            logits = torch.tanh(logits / asked.softcap) * asked.softcap
+        logits = logits / segment.temperature
+        if request.mask is not None:
+            logits = logits.masked_fill(~request.mask[0, :, rows], -torch.inf)
+        # A token that sees nothing of the segment has no share of it.
+        within = torch.exp(logits - whole[:, :, rows].clamp_min(LOWEST))
+        seen += (within * ours[:, :, rows]).sum(dim=(0, 1, 2))
+    for place, own_keys in zip(
+        range(len(lengths)) if places is None else places,
+        seen.split([key.shape[2] for key, _ in request.parts]),
+        strict=True,
+    ):
+        # What a sliding window hides is cut off in front.
+        end = sum(lengths[: place + 1])
+        total[end - len(own_keys) : end] = own_keys
+    return total
 
 
 @torch.no_grad()

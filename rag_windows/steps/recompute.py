@@ -11,8 +11,9 @@ from typing import Protocol
 import torch
 from transformers import PreTrainedModel
 
+from rag_windows.attention.backends import MAX_MASK
 from rag_windows.attention.layout import AllCaptured, Capture, Layout, TextsLayout, use_layout
-from rag_windows.attention.segments import MAX_MASK, Reading, Rows, Segment, Segments
+from rag_windows.attention.segments import Reading, Rows, Segment, Segments
 from rag_windows.errors import LimitError
 from rag_windows.kv import Window
 from rag_windows.loading import input_device

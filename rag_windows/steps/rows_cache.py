@@ -9,9 +9,9 @@ from transformers import DynamicCache
 class RowsCache(DynamicCache):
     """An HF cache whose batch is queries x windows, ``per_query`` rows of each query together.
 
-    Whoever reorders, repeats or selects its batch (beam search, several answers a prompt, scoring)
-    names queries; their rows move together, and with them ``memory``, what their combination keeps
-    between forward passes: tensors by name, queries first.
+    Beam search, several answers a prompt and scoring reorder, repeat or select queries; all rows of
+    a query move together. So does ``memory``: tensors by name, queries first, that the combination
+    of answers stores between forward passes.
     """
 
     def __init__(self, per_query: int) -> None:

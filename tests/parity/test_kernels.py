@@ -7,16 +7,21 @@ from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 from rag_windows.attention import backends, cuda
+from rag_windows.attention.backends import (
+    AttentionAnswer,
+    AttentionRequest,
+    Backend,
+    PreparedCall,
+)
 from rag_windows.attention.native import kernel as native
 from tests.rag_windows.attention import stand_in
-from tests.rag_windows.attention.asked import item
+from tests.rag_windows.attention.asked import request as one_request
 
 from . import dense, engine, tolerances, zoo
 from .cases import CASES, RULES, case, expected, expected_steps
@@ -40,46 +45,45 @@ class Asked:
     dtype: torch.dtype
 
 
-def readings(item: Any) -> Iterator[Asked]:
-    """Those of an item's groups."""
-    tokens, dtype = len(item.tokens) // item.groups, item.parts[0][0].dtype
-    whole = torch.tensor(sum(key.shape[2] for key, _ in item.parts))
-    keys = whole.expand(item.groups) if item.between is None else -torch.sub(*item.between)
-    return (Asked(number, tokens, item.softcap, dtype) for number in keys.tolist())
+def readings(request: AttentionRequest, query: Tensor) -> Iterator[Asked]:
+    """Those of a request's groups."""
+    tokens = len(request.places(query)) // request.groups
+    whole = torch.tensor(request.keys).expand(request.groups)
+    keys = whole if request.between is None else -torch.sub(*request.between)
+    return (Asked(number, tokens, request.softcap, query.dtype) for number in keys.tolist())
 
 
 @pytest.fixture(autouse=True, params=["native", "cuda"])
 def asked(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Asked]]:
     """What the kernel answers, however few keys there are; that for GPUs on its stand-in."""
-    kernel: Any = native if request.param == "native" else cuda
+    kernel: type[Backend] = cuda.CudaBackend if request.param == "cuda" else native.NativeBackend
     # It is compared with the reference first, with questions that are none of the models'.
-    if kernel is native and not all(
+    if request.param == "native" and not all(
         native.kernel(dtype, 16, 16) for dtype in (torch.float32, torch.bfloat16)
     ):
         pytest.skip("needs a C compiler, and PyTorch with OpenMP")
     served: list[Asked] = []
+    prepare = kernel.prepare
 
-    class Items(kernel.Items):
-        """They know what they are made of."""
+    def recording(
+        self: Backend, requests: Sequence[AttentionRequest], query: Tensor
+    ) -> PreparedCall:
+        call = prepare(self, requests, query)
 
-        def __init__(self, items: Sequence[Any]) -> None:
-            super().__init__(items)
-            self.given = items
+        def recorded(query: Tensor, *, per_part: bool = False) -> AttentionAnswer:
+            served.extend(one for asked in requests for one in readings(asked, query))
+            return call(query, per_part=per_part)
 
-    def recorded(items: Items, query: Tensor, *, per_part: bool = False) -> Any:
-        served.extend(one for item in items.given for one in readings(item))
-        return attend(items, query, per_part=per_part)
+        return recorded
 
-    attend = kernel.call
-    with nullcontext() if kernel is native else stand_in.serving():
+    with stand_in.serving() if request.param == "cuda" else nullcontext():
         # The questions of its own are asked before.
-        for softcap in (None, 2.0) if kernel is cuda else ():
+        for softcap in (None, 2.0) if request.param == "cuda" else ():
             for dtype in (torch.float32, torch.bfloat16):
                 part = torch.zeros(1, 1, 1, 16, dtype=dtype)
-                assert cuda.takes(item([(part, part)], softcap=softcap), part[0])
+                assert kernel().serves(one_request([(part, part)], softcap=softcap), part[0])
         monkeypatch.setattr(native, "LEAST_KEYS", 1)
-        monkeypatch.setattr(kernel, "Items", Items)
-        monkeypatch.setattr(kernel, "call", recorded)
+        monkeypatch.setattr(kernel, "prepare", recording)
         yield served
 
 

@@ -12,7 +12,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from rag_windows import APE, PCW, InputError, Linked, Sequential
-from rag_windows.attention import segments
+from rag_windows.attention.backends import MAX_MASK
+from rag_windows.steps import query_attention
 from rag_windows.steps import recompute as linker
 from rag_windows.steps.query_attention import AttentionLayout, attention_paid
 
@@ -209,7 +210,7 @@ def test_tokens_that_the_query_attends_to(
     name: str, which: str, ruled: str, rows: int, choose: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where the weights are worked out a row of the query at a time."""
-    monkeypatch.setattr(segments, "MAX_MASK", rows * 4 * 40)
+    monkeypatch.setattr(query_attention, "MAX_MASK", rows * 4 * 40)
     sliding, one, rule = zoo.BY_NAME[name].sliding, CASES[which], RULES[ruled]
     lm, method = engine.shared(name), Linked(0.25, choose, reader=engine.method(rule))
     expected = attention(zoo.shared(name), sliding, one, rule, last=choose == "last")
@@ -278,7 +279,7 @@ def test_all_tokens_are_sequential(name: str, tokens: object, choose: object) ->
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("mask", [segments.MAX_MASK, 7 * 45])
+@pytest.mark.parametrize("mask", [MAX_MASK, 7 * 45])
 def test_every_token_encoded_again_is_sequential(
     name: str, mask: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

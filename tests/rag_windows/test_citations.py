@@ -19,6 +19,9 @@ from rag_windows import (
     WindowedLM,
 )
 from rag_windows.attention import backends
+from rag_windows.attention.weights import WeightRecorder
+from rag_windows.batching.loop import BatchLoop
+from rag_windows.batching.row import Row
 from tests.parity import dense, float64, weighted, zoo
 from tests.parity.weighted import Weighed
 from tests.rag_windows import small
@@ -126,7 +129,7 @@ def test_switched_off_nothing_is_computed(monkeypatch: pytest.MonkeyPatch) -> No
     def fail(*args: object, **more: object) -> None:
         raise AssertionError("attention mass was computed")
 
-    monkeypatch.setattr("rag_windows.attention.layout.WeightRecorder.add", fail)
+    monkeypatch.setattr("rag_windows.attention.weights.WeightRecorder.add", fail)
     out = small.lm().generate("What?", ["One."], max_new_tokens=3, citations=False)
     assert (out.citations, out.prefix_mass, out.query_mass) == (None, None, None)
     with pytest.raises(AssertionError, match="was computed"):
@@ -181,3 +184,41 @@ def test_a_batch_weighs_heads_as_one_answer_does() -> None:
     ):
         assert one.mass == pytest.approx(two.mass, abs=1e-5)
         assert one.mass != pytest.approx(other.mass, abs=1e-3)
+
+
+def test_what_a_failed_pass_recorded_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The step is tried again; rows that are cited stand beside one that is not."""
+    lm, method = small.lm(), APE(0.7, 0.8)
+    decoder, context = lm.engine.decoder, lm.encode_ids(PREFIX, WINDOWS, method=method)
+    options: dict[str, Any] = {"max_new_tokens": 4, "do_sample": False}
+    loop = BatchLoop(lm.engine.encoder.runner, decoder)
+    queries = [QUERY, QUERY[1:], QUERY[:3]]
+    rows = [
+        Row(decoder, context, query, options, cited=place != 1)
+        for place, query in enumerate(queries)
+    ]
+    for row in rows:
+        loop.admit(row)
+    add, layers = WeightRecorder.add, iter(range(100))
+
+    def failing(self: WeightRecorder, weights: Any) -> None:
+        add(self, weights)
+        # The first layer of the first pass, and the last one of another.
+        if next(layers) in (0, 6):
+            raise RuntimeError("no memory")
+
+    monkeypatch.setattr(WeightRecorder, "add", failing)
+    failed = 0
+    while loop.rows:
+        try:
+            loop.step()
+        except RuntimeError:
+            failed += 1
+    assert failed == 2
+    monkeypatch.undo()
+    assert rows[1].attention() is None
+    for row, query in ((rows[0], queries[0]), (rows[2], queries[2])):
+        made = decoder.generate(context, query, options=options, record_weights=True)
+        assert row.tokens() == made.sequences[0]
+        expected = torch.tensor(made.token_weights(0))
+        assert torch.allclose(torch.tensor(row.attention()), expected, atol=1e-4)

@@ -1,4 +1,4 @@
-"""The C kernel for attention on CPUs: what it is asked, and when it serves."""
+"""The C kernel for attention on CPUs: a backend that answers many requests by one call."""
 
 from __future__ import annotations
 
@@ -14,7 +14,15 @@ import torch
 from torch._C._autograd import _profiler_enabled
 from torch.profiler import record_function
 
-from rag_windows.attention.items import Answered, Item, Part, agrees, sound
+from rag_windows.attention.backends import (
+    AttentionAnswer,
+    AttentionRequest,
+    Backend,
+    Part,
+    PreparedCall,
+    agrees,
+    sound,
+)
 from rag_windows.attention.native import build
 from rag_windows.errors import RagWindowsError
 
@@ -80,8 +88,8 @@ def _checked(asked: tuple[torch.dtype, int, int]) -> Kernel | None:
     ]
     made = Kernel(entry, bool(ctypes.c_int.in_dll(loaded, "rag_windows_many").value))
 
-    def answer(items: list[Item], query: torch.Tensor) -> Answered:
-        return call(Items(items, made), query, per_part=True)
+    def answer(requests: list[AttentionRequest], query: torch.Tensor) -> AttentionAnswer:
+        return NativeCall(requests, query, made)(query, per_part=True)
 
     sizes, device = (dim, value_dim), torch.device("cpu")
     if not all(agrees(answer, device, dtype, sizes, softcap=cap) for cap in (None, 3.0)):
@@ -93,30 +101,38 @@ def _checked(asked: tuple[torch.dtype, int, int]) -> Kernel | None:
 _kernels = build.SingleFlight(_checked)
 
 
-def takes(item: Item, query: torch.Tensor) -> bool:
-    """Whether the kernel answers for an item and its query (tokens, heads, head dim)."""
-    if query.device.type != "cpu" or query.stride(2) != 1 or not sound(item, query):
-        return False
-    if not all(key.stride(3) == value.stride(3) == 1 for key, value in item.parts):
-        return False
-    (_, kv_heads, _, dim), value_dim = item.parts[0][0].shape, item.parts[0][1].shape[3]
-    made = kernel(query.dtype, dim, value_dim)
-    rows = len(item.tokens) // item.groups * (query.shape[1] // kv_heads)
-    return made is not None and (made.many or (not item.causal and rows <= MOST_ROWS))
+class NativeBackend(Backend):
+    """The kernel as a backend."""
+
+    def serves(self, request: AttentionRequest, query: torch.Tensor) -> bool:
+        """See `Backend.serves`; it takes no mask."""
+        if query.device.type != "cpu" or query.stride(2) != 1 or request.mask is not None:
+            return False
+        if not sound(request, query):
+            return False
+        if not all(key.stride(3) == value.stride(3) == 1 for key, value in request.parts):
+            return False
+        key, value = request.parts[0]
+        made = kernel(query.dtype, key.shape[3], value.shape[3])
+        tokens = len(query) if request.tokens is None else len(request.tokens)
+        rows = tokens // request.groups * (query.shape[1] // key.shape[1])
+        return made is not None and (made.many or (not request.causal and rows <= MOST_ROWS))
+
+    def pays(self, requests: Sequence[AttentionRequest]) -> bool:
+        """Whether there are enough keys, or several groups share the call's cost."""
+        texts = [one for one in requests if one.causal]
+        if len(texts) == len(requests):
+            # As many tokens as keys see themselves.
+            return sum([one.groups * one.keys for one in texts]) >= LEAST_TOKENS
+        return len(requests) > 1 or requests[0].groups > 1 or requests[0].keys >= LEAST_KEYS
+
+    def prepare(self, requests: Sequence[AttentionRequest], query: torch.Tensor) -> PreparedCall:
+        """See `Backend.prepare`."""
+        return NativeCall(requests, query)
 
 
-def pays(items: Sequence[Item]) -> bool:
-    """Whether a call is worth its cost: it has enough keys, or several groups share it."""
-    if not items:
-        return False
-    if all(one.causal for one in items):
-        return sum(len(one.tokens) for one in items) >= LEAST_TOKENS
-    groups = sum(one.groups for one in items)
-    return groups > 1 or sum(key.shape[2] for key, _ in items[0].parts) >= LEAST_KEYS
-
-
-class Items:
-    """Items of one layer that `takes` accepts, in the kernel's form, prepared for many calls.
+class NativeCall:
+    """Requests of one layer, in the kernel's form, answered for one query after the other.
 
     Attributes:
         table: (groups of all, 8) int64: each one's first segment, their number, their chunks, its
@@ -128,8 +144,10 @@ class Items:
         shares: into which a group's keys may be cut.
     """
 
-    def __init__(self, items: Sequence[Item], made: Kernel | None = None) -> None:
-        self._parts = [part for item in items for part in item.parts]
+    def __init__(
+        self, requests: Sequence[AttentionRequest], query: torch.Tensor, made: Kernel | None = None
+    ) -> None:
+        self._parts = [part for one in requests for part in one.parts]
         key, value = self._parts[0]
         self.dtype, self.kv_heads, self.dim = key.dtype, key.shape[1], key.shape[3]
         self.value_dim = value.shape[3]
@@ -139,11 +157,13 @@ class Items:
                 "rag-windows: please report it."
             )
         self.made = made or cast(Kernel, kernel(self.dtype, self.dim, self.value_dim))
-        self._shapes = [(item.groups, len(item.parts), len(item.tokens)) for item in items]
+        places = [one.places(query) for one in requests]
+        sizes = zip(requests, map(len, places), strict=True)
+        self._shapes = [(one.groups, len(one.parts), tokens) for one, tokens in sizes]
         tables, segments, settings = [], [], []
         first = result = 0
-        for item, (groups, parts, tokens) in zip(items, self._shapes, strict=True):
-            rows = _segments(item)
+        for request, (groups, parts, tokens) in zip(requests, self._shapes, strict=True):
+            rows = _segments(request)
             segments.append(rows.reshape(-1, 7))
             readers = tokens // groups
             table = np.empty((groups, 8), dtype=np.int64)
@@ -152,9 +172,9 @@ class Items:
             table[:, 1] = parts
             table[:, 2] = ((rows[:, :, 2] + CHUNK - 1) // CHUNK).sum(axis=1)
             table[:, 3] = result + index * readers
-            table[:, 4:6] = readers, item.causal
+            table[:, 4:6] = readers, request.causal
             tables.append(table)
-            one = item.scale, item.softcap or 0.0, 1.0 / item.temperature
+            one = request.scale, request.softcap or 0.0, 1.0 / request.temperature
             settings.append(np.full((groups, 3), one, dtype=np.float32))
             first += groups * parts
             result += tokens
@@ -165,18 +185,60 @@ class Items:
         self._chunk_rows = int((self.table[:, 4] * self.table[:, 2]).sum())
         self._part_rows = int((self.table[:, 4] * self.table[:, 1]).sum())
         self.settings = np.concatenate(settings)
-        self.order = np.concatenate([item.tokens.numpy() for item in items])
+        self.order = np.concatenate([one.numpy() for one in places])
         arrays = self.table, self.settings, self.segments, self.order
         self.addresses = [array.ctypes.data for array in arrays]
         self.tokens = int(self.order.max()) + 1
-        self._causal = any(item.causal for item in items)
+        self._causal = any(one.causal for one in requests)
         # What a text gives itself may not depend on how many stand beside it.
         self.shares = 1 if self._causal else int(self.table[:, 2].max())
 
-    def lse_buffers(self, query: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    def __call__(self, query: torch.Tensor, *, per_part: bool = False) -> AttentionAnswer:
+        """See `PreparedCall`."""
+        tokens, heads, dim = query.shape
+        fits = query.dtype == self.dtype and dim == self.dim and query.stride(2) == 1
+        if not fits or tokens < self.tokens or heads % self.kv_heads:
+            raise RagWindowsError(
+                "The CPU kernel got another query than it was made for. This is a bug in "
+                "rag-windows: please report it."
+            )
+        results, groups, threads = len(self.order), len(self.table), torch.get_num_threads()
+        splits = min(-(-threads * _SHARES // (groups * self.kv_heads)), self.shares)
+        output = query.new_empty(results, heads, self.value_dim, dtype=torch.float32)
+        lse = query.new_empty(results, heads, dtype=torch.float32)
+        work = query.new_empty(results * heads * splits * (self.value_dim + 2), dtype=torch.float32)
+        chunks, parts = self._lse_buffers(query) if per_part else (None, None)
+        table, settings, segments, order = self.addresses
+        # To be seen by a profiler takes longer than what else is done here in Python.
+        with record_function(NAME) if _profiler_enabled() else nullcontext():
+            self.made.run(
+                table,
+                settings,
+                groups,
+                segments,
+                order,
+                results,
+                query.data_ptr(),
+                query.stride(0),
+                query.stride(1),
+                self.kv_heads,
+                heads // self.kv_heads,
+                output.data_ptr(),
+                lse.data_ptr(),
+                work.data_ptr(),
+                splits,
+                *(None if buffer is None else buffer.data_ptr() for buffer in (chunks, parts)),
+                threads,
+            )
+        if not per_part:
+            return AttentionAnswer(output, lse, None)
+        # Where each part is one chunk, the chunks' log-sum-exps are those of the parts.
+        return AttentionAnswer(output, lse, self._per_part(chunks if parts is None else parts))
+
+    def _lse_buffers(self, query: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None]:
         """Buffers for the log-sum-exps of chunks and of parts.
 
-        The latter is None where each part is a chunk; both are where each item is a part.
+        The latter is None where each part is a chunk; both are where each request is a part.
         """
         if all(parts == 1 for _, parts, _ in self._shapes):
             return None, None
@@ -190,8 +252,8 @@ class Items:
             made = [buffer.fill_(-torch.inf) for buffer in made]
         return made[0], made[1] if len(made) > 1 else None
 
-    def per_part(self, rows: torch.Tensor | None) -> list[torch.Tensor | None]:
-        """Rows of parts (results times parts, heads) as (parts, tokens, heads) for each item."""
+    def _per_part(self, rows: torch.Tensor | None) -> list[torch.Tensor | None]:
+        """Rows of parts (results times parts, heads) as (parts, tokens, heads) for each request."""
         made: list[torch.Tensor | None] = []
         first = 0
         for groups, parts, tokens in self._shapes:
@@ -207,9 +269,9 @@ class Items:
         return made
 
 
-def _segments(item: Item) -> np.ndarray:
-    """(groups, parts, 7) int64: addresses, keys and strides of an item's parts."""
-    if item.groups == 1 and item.between is None:
+def _segments(request: AttentionRequest) -> np.ndarray:
+    """(groups, parts, 7) int64: addresses, keys and strides of a request's parts."""
+    if request.groups == 1 and request.between is None:
         # Windows may be hundreds, and each layer has its own.
         rows = [
             (
@@ -219,12 +281,12 @@ def _segments(item: Item) -> np.ndarray:
                 *key.stride()[1:3],
                 *value.stride()[1:3],
             )
-            for key, value in item.parts
+            for key, value in request.parts
         ]
         return np.array([rows], dtype=np.int64)
-    made = np.empty((item.groups, len(item.parts), 7), dtype=np.int64)
-    for place, part in enumerate(item.parts):
-        _fill(made[:, place], part, item.between)
+    made = np.empty((request.groups, len(request.parts), 7), dtype=np.int64)
+    for place, part in enumerate(request.parts):
+        _fill(made[:, place], part, request.between)
     return made
 
 
@@ -241,49 +303,3 @@ def _fill(rows: np.ndarray, part: Part, between: tuple[torch.Tensor, torch.Tenso
         rows[:, column] = tensor.data_ptr() + offsets * tensor.element_size()
         rows[:, 3 + 2 * column : 5 + 2 * column] = head, token
     rows[:, 2] = keys
-
-
-def call(items: Items, query: torch.Tensor, *, per_part: bool = False) -> Answered:
-    """Attention of a query's tokens (tokens, heads, head dim) over the items.
-
-    With ``per_part`` the log-sum-exps of each part are returned as well.
-    """
-    tokens, heads, dim = query.shape
-    fits = query.dtype == items.dtype and dim == items.dim and query.stride(2) == 1
-    if not fits or tokens < items.tokens or heads % items.kv_heads:
-        raise RagWindowsError(
-            "The CPU kernel got another query than it was made for. This is a bug in "
-            "rag-windows: please report it."
-        )
-    results, groups, threads = len(items.order), len(items.table), torch.get_num_threads()
-    splits = min(-(-threads * _SHARES // (groups * items.kv_heads)), items.shares)
-    output = query.new_empty(results, heads, items.value_dim, dtype=torch.float32)
-    lse = query.new_empty(results, heads, dtype=torch.float32)
-    work = query.new_empty(results * heads * splits * (items.value_dim + 2), dtype=torch.float32)
-    chunks, parts = items.lse_buffers(query) if per_part else (None, None)
-    table, settings, segments, order = items.addresses
-    # To be seen by a profiler takes longer than what else is done here in Python.
-    with record_function(NAME) if _profiler_enabled() else nullcontext():
-        items.made.run(
-            table,
-            settings,
-            groups,
-            segments,
-            order,
-            results,
-            query.data_ptr(),
-            query.stride(0),
-            query.stride(1),
-            items.kv_heads,
-            heads // items.kv_heads,
-            output.data_ptr(),
-            lse.data_ptr(),
-            work.data_ptr(),
-            splits,
-            *(None if buffer is None else buffer.data_ptr() for buffer in (chunks, parts)),
-            threads,
-        )
-    if not per_part:
-        return Answered(output, lse, None)
-    # Where each part is one chunk, the chunks' log-sum-exps are those of the parts.
-    return Answered(output, lse, items.per_part(chunks if parts is None else parts))

@@ -1,4 +1,4 @@
-"""What kernels for several segments are asked, and the answers by the specification."""
+"""What backends are asked, and the answers by the specification."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rag_windows.attention import items
+from rag_windows.attention.backends import AttentionAnswer, AttentionRequest, reference
 
 Pair = tuple[Tensor, Tensor]
 """Keys and values."""
 
 
-def item(
+def request(
     parts: Sequence[Pair],
     tokens: Sequence[int] = (0,),
     softcap: float | None = None,
@@ -23,19 +23,27 @@ def item(
     *,
     scale: float = 0.1,
     **further: Any,
-) -> items.Item:
-    """One item, with what most of them have."""
+) -> AttentionRequest:
+    """One request, with what most of them have."""
     places = torch.tensor([*tokens], dtype=torch.int64)
-    return items.Item(parts, places, scale, softcap, temperature, **further)
+    return AttentionRequest(parts, scale, softcap, temperature, places, **further)
 
 
 def exact(
-    asked: Sequence[items.Item], query: Tensor, dtype: torch.dtype = torch.float64
-) -> items.Answered:
+    asked: Sequence[AttentionRequest], query: Tensor, dtype: torch.dtype = torch.float64
+) -> AttentionAnswer:
     """The reference's answers to all of them, with those of all of their parts."""
-    found = []
+    wide = []
     for one in asked:
         parts = [(key.to(dtype), value.to(dtype)) for key, value in one.parts]
-        found.append(items.by_reference(replace(one, parts=parts), query.to(dtype)))
-    output, lse = (torch.cat(each) for each in zip(*(one[:2] for one in found), strict=True))
-    return items.Answered(output, lse, [one.parts[0] for one in found if one.parts])
+        mask = None
+        if one.causal:
+            # The kernel in C is also made for texts that are cut, which nobody asks for.
+            rows = len(one.places(query)) // one.groups
+            seen = torch.ones(rows, one.keys, dtype=torch.bool, device=query.device).tril()
+            mask = seen.expand(one.groups, 1, -1, -1)
+        wide.append(replace(one, parts=parts, causal=False, mask=mask))
+    found = reference(wide, query.to(dtype), per_part=True)
+    lses = found.lse.split([len(one.places(query)) for one in asked])
+    each = zip(found.parts or (), lses, strict=True)
+    return found._replace(parts=[lse.unsqueeze(0) if own is None else own for own, lse in each])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -55,12 +57,23 @@ def tensors(
     )
 
 
-def exact(request: AttentionRequest) -> tuple[Tensor, Tensor]:
+Asked = tuple[AttentionRequest, Tensor]
+"""A request of one part, and the query."""
+
+
+def asking(query: Tensor, key: Tensor, value: Tensor, scale: float, **numbers: Any) -> Asked:
+    """A request of all rows of a query (batch, heads, rows, head dim), and the query as it is."""
+    tokens = query.transpose(1, 2).flatten(0, 1)
+    return AttentionRequest([(key, value)], scale, **numbers), tokens
+
+
+def exact(request: AttentionRequest, query: Tensor) -> tuple[Tensor, Tensor]:
     """Output and lse in float64, by explicit softmax; zero and -inf where a row sees nothing."""
-    groups = request.query.shape[1] // request.key.shape[1]
-    query, key, value = (t.double().cpu() for t in (request.query, request.key, request.value))
+    key, value = (one.double().cpu() for one in request.parts[0])
+    groups = query.shape[1] // key.shape[1]
+    asked = query.double().cpu().unflatten(0, (request.groups, -1)).transpose(1, 2)
     key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
-    logits = query @ key.mT * request.scale
+    logits = asked @ key.mT * request.scale
     if request.softcap is not None:
         logits = request.softcap * (logits / request.softcap).tanh()
     logits = logits / request.temperature
@@ -71,19 +84,21 @@ def exact(request: AttentionRequest) -> tuple[Tensor, Tensor]:
     elif request.causal:
         seen = seen.tril()
     logits = logits.masked_fill(~seen, -torch.inf)
-    return logits.softmax(-1).nan_to_num(0.0) @ value, logits.logsumexp(-1)
+    output = logits.softmax(-1).nan_to_num(0.0) @ value
+    return output.transpose(1, 2).flatten(0, 1), logits.logsumexp(-1).transpose(1, 2).flatten(0, 1)
 
 
-def check(name: str, request: AttentionRequest) -> None:
+def check(name: str, request: AttentionRequest, query: Tensor) -> None:
     """The backend agrees, or leaves the request to the reference for a reason that we know of."""
     one, _ = backend(name)
-    if not one.serves(request):
+    if not one.serves(request, query):
         assert request.softcap is not None
         return
-    output, lse = one.attend(request)
-    expected, expected_lse = exact(request)
-    dtype = request.query.dtype
+    output, lse, parts = one.prepare([request], query)(query, per_part=True)
+    expected, expected_lse = exact(request, query)
+    dtype = query.dtype
     tolerance, lse_tolerance = OUTPUT_TOLERANCE[dtype], LSE_TOLERANCE[dtype]
+    assert parts == [None]
     assert output.dtype == dtype
     assert output.shape == expected.shape
     assert lse.dtype == torch.float32
@@ -99,7 +114,7 @@ def check(name: str, request: AttentionRequest) -> None:
 def test_all_keys(name: str, dtype: torch.dtype, shape: str, temperature: float) -> None:
     _, device = backend(name)
     query, key, value = tensors(SHAPES[shape], dtype, device)
-    check(name, AttentionRequest(query, key, value, 0.3, temperature=temperature))
+    check(name, *asking(query, key, value, 0.3, temperature=temperature))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -109,7 +124,7 @@ def test_all_keys(name: str, dtype: torch.dtype, shape: str, temperature: float)
 def test_causal(name: str, dtype: torch.dtype, softcap: float | None, rows: int) -> None:
     _, device = backend(name)
     query, key, value = tensors((1, 4, 2, rows, rows, 16), dtype, device)
-    check(name, AttentionRequest(query, key, value, 0.3, softcap=softcap, causal=True))
+    check(name, *asking(query, key, value, 0.3, softcap=softcap, causal=True))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -125,10 +140,8 @@ def test_masked(name: str, dtype: torch.dtype, softcap: float | None, keys: int)
     mask[2] = torch.arange(keys) >= keys - 3
     mask[3] = torch.arange(keys) == keys // 2
     mask[4] = False
-    request = AttentionRequest(
-        query, key, value, 0.3, temperature=0.7, softcap=softcap, mask=mask.to(device)
-    )
-    check(name, request)
+    mask = mask.expand(2, 1, -1, -1).to(device)
+    check(name, *asking(query, key, value, 0.3, temperature=0.7, softcap=softcap, mask=mask))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -136,11 +149,11 @@ def test_masked(name: str, dtype: torch.dtype, softcap: float | None, keys: int)
 def test_large_logits_stay_finite(name: str, size: float) -> None:
     _, device = backend(name)
     query, key, value = tensors((1, 4, 2, 5, 40, 16), torch.float32, device)
-    request = AttentionRequest(query, key, value, size, temperature=0.5)
+    request, query = asking(query, key, value, size, temperature=0.5)
     one, _ = backend(name)
-    assert one.serves(request)
-    output, lse = one.attend(request)
-    expected, expected_lse = exact(request)
+    assert one.serves(request, query)
+    output, lse, _ = one.prepare([request], query)(query)
+    expected, expected_lse = exact(request, query)
     assert bool(torch.isfinite(output).all())
     assert bool(torch.isfinite(lse).all())
     torch.testing.assert_close(lse.double().cpu(), expected_lse, rtol=1e-5, atol=1e-2)
@@ -151,22 +164,48 @@ def test_large_logits_stay_finite(name: str, size: float) -> None:
 
 @pytest.mark.parametrize("softcap", [None, 3.0])
 @pytest.mark.parametrize("keys", [0, 4])
-def test_attend_on_an_empty_segment(softcap: float | None, keys: int) -> None:
+def test_a_part_without_keys(softcap: float | None, keys: int) -> None:
     """No key at all, or none that a row may see: zero output and lse -inf, never NaN."""
     query, key, value = tensors((1, 4, 2, 3, keys, 16), torch.float32, "cpu")
-    mask = None if keys == 0 else torch.zeros(3, keys, dtype=torch.bool)
-    output, lse = backends.attend(
-        AttentionRequest(query, key, value, 0.3, softcap=softcap, mask=mask)
-    )
+    mask = None if keys == 0 else torch.zeros(1, 1, 3, keys, dtype=torch.bool)
+    request, query = asking(query, key, value, 0.3, softcap=softcap, mask=mask)
+    ((places, call),) = backends.calls_for([request], query)
+    output, lse, _ = call(query)
+    assert places == [0]
     assert torch.equal(output, torch.zeros_like(query))
-    assert torch.equal(lse, torch.full((1, 4, 3), -torch.inf))
+    assert torch.equal(lse, torch.full((3, 4), -torch.inf))
 
 
 @pytest.mark.parametrize("chunk", [1, 4096, 2**28])
 def test_reference_in_chunks(monkeypatch: pytest.MonkeyPatch, chunk: int) -> None:
     query, key, value = tensors((2, 4, 2, 33, 33, 16), torch.float32, "cpu")
-    request = AttentionRequest(query, key, value, 0.3, causal=True)
-    whole = backends.reference(request)
+    request, query = asking(query, key, value, 0.3, causal=True)
+    whole = backends.reference([request], query)
     monkeypatch.setattr(backends, "SCORE_BYTES", chunk)
-    for part, full in zip(backends.reference(request), whole, strict=True):
+    for part, full in zip(backends.reference([request], query)[:2], whole[:2], strict=True):
         torch.testing.assert_close(part, full, atol=1e-6, rtol=1e-6)
+
+
+@pytest.mark.parametrize("often", [False, True])
+def test_each_request_is_answered_once_by_the_fastest_backend_that_serves_it(often: bool) -> None:
+    """What is left over goes to the next one; its answers are in the order of its requests."""
+    query = torch.randn(3, 4, 16, generator=torch.Generator().manual_seed(0))
+    parts = [tensors((1, 4, 2, 1, n, 16), torch.float32, "cpu")[1:] for n in (7, 4, 9)]
+    requests = [
+        AttentionRequest(parts, 0.3),
+        AttentionRequest(parts[:1], 0.3, 2.0),
+        AttentionRequest(parts[1:], 0.3, tokens=torch.tensor([2, 0])),
+    ]
+    with backends.forced("cpu"):
+        calls = backends.calls_for(requests, query, often=often)
+    assert [places for places, _ in calls] == [[0, 2], [1]]
+    for places, call in calls:
+        found = call(query, per_part=True)
+        right = backends.reference([requests[i] for i in places], query, per_part=True)
+        for one, two in zip(found[:2], right[:2], strict=True):
+            torch.testing.assert_close(one, two, atol=5e-6, rtol=5e-6)
+        for own, wanted in zip(found.parts or (), right.parts or (), strict=True):
+            assert (own is None) == (wanted is None)
+            if own is not None:
+                torch.testing.assert_close(own, wanted, atol=5e-6, rtol=5e-6)
+    assert backends.calls_for([], query) == []

@@ -17,7 +17,8 @@ from rag_windows import RagWindowsError
 from rag_windows.attention import cuda
 
 from . import stand_in
-from .asked import exact, item
+from .asked import exact
+from .asked import request as item
 
 # Rounding to the dtype; scores and sums are fp32.
 OUTPUT_TOLERANCE = {torch.float32: 5e-6, torch.float16: 3e-3, torch.bfloat16: 2e-2}
@@ -25,6 +26,7 @@ LSE_TOLERANCE = {"cpu": 1e-5, "cuda": 3e-4}
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 LENGTHS = (130, 1, 700, 16, 37)
 
+BACKEND = cuda.CudaBackend()
 EACH = pytest.mark.parametrize("device", DEVICES)
 
 
@@ -74,8 +76,8 @@ def queries(
 
 
 def ask(items: Sequence[Any], query: Tensor) -> Any:
-    assert all(cuda.takes(one, query) for one in items)
-    return cuda.call(cuda.Items(items), query, per_part=True)
+    assert all(BACKEND.serves(one, query) for one in items)
+    return cuda.CudaCall(items, query)(query, per_part=True)
 
 
 def compare(items: Sequence[Any], query: Tensor) -> None:
@@ -90,7 +92,7 @@ def compare(items: Sequence[Any], query: Tensor) -> None:
         assert lses[0].dtype == torch.float32
         atol = LSE_TOLERANCE[query.device.type]
         torch.testing.assert_close(lses[0].double(), lses[1], atol=atol, rtol=2e-6)
-    assert torch.equal(cuda.call(cuda.Items(items), query).output, found.output)
+    assert torch.equal(cuda.CudaCall(items, query)(query).output, found.output)
 
 
 def test_the_specification_of_items() -> None:
@@ -283,9 +285,9 @@ def test_what_is_not_taken() -> None:
     parts = whole.parts((5, 9))
     one = item(parts, [0, 3])
     rows = item([whole.part(100, 10, groups=2)], [0, 3])
-    assert cuda.takes(one, query)
+    assert BACKEND.serves(one, query)
     ends = torch.tensor([2, 10])
-    assert cuda.takes(replace(rows, between=(ends * 0, ends)), query)
+    assert BACKEND.serves(replace(rows, between=(ends * 0, ends)), query)
     wrong = [
         (one, query.double()),
         (one, query[..., :32]),
@@ -293,8 +295,8 @@ def test_what_is_not_taken() -> None:
         (one, query.detach().requires_grad_()),
         (replace(one, tokens=torch.tensor([0, 4])), query),
         (replace(one, tokens=torch.tensor([-1, 3])), query),
-        (replace(one, tokens=one.tokens.int()), query),
-        (replace(one, tokens=one.tokens[:0]), query),
+        (replace(one, tokens=torch.tensor([0, 3], dtype=torch.int32)), query),
+        (replace(one, tokens=torch.tensor([], dtype=torch.int64)), query),
         (replace(one, causal=True), query),
         (replace(one, parts=[*parts, (parts[0][0], parts[0][1][:, :, :3])]), query),
         (replace(one, parts=[*parts, (parts[0][0][:, :, :0], parts[0][1][:, :, :0])]), query),
@@ -311,9 +313,9 @@ def test_what_is_not_taken() -> None:
         (replace(rows, between=(ends - 3, ends)), query),
         (replace(one, between=(ends[:1] * 0, ends[:1])), query),
     ]
-    assert [cuda.takes(*each) for each in wrong] == [False] * len(wrong)
+    assert [BACKEND.serves(*each) for each in wrong] == [False] * len(wrong)
     wide = queries("cpu", 1, 2, 264)
-    assert not cuda.takes(item(Memory(wide, 2).parts((5, 9))), wide)
+    assert not BACKEND.serves(item(Memory(wide, 2).parts((5, 9))), wide)
 
 
 def test_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -321,15 +323,15 @@ def test_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
     parts = Memory(query, 2).parts((5, 9))
     for value, served in (("1", [True, True]), ("varlen", [True, False]), ("0", [False, False])):
         monkeypatch.setenv(cuda.VARIABLE, value)
-        assert [cuda.takes(item(parts, softcap=cap), query) for cap in (None, 2.0)] == served
+        assert [BACKEND.serves(item(parts, softcap=cap), query) for cap in (None, 2.0)] == served
 
 
 def test_another_query_than_it_was_made_for() -> None:
     query = queries("cpu", 3, 4)
-    items = cuda.Items([item(Memory(query, 2).parts((5, 9)), [2])])
+    call = cuda.CudaCall([item(Memory(query, 2).parts((5, 9)), [2])], query)
     for wrong in (query[:2], query[:, :3], query[..., :32], query.float()):
         with pytest.raises(RagWindowsError, match="another query"):
-            cuda.call(items, wrong)
+            call(wrong)
 
 
 def raising(*_: Any, **__: Any) -> Any:
@@ -354,9 +356,9 @@ def test_it_steps_aside_with_one_warning(
     query = queries("cpu", 1, 4)
     one = item(Memory(query, 2).parts((5, 9)))
     with stand_in.serving(function):
-        assert not any(cuda.takes(one, query) for _ in range(3))
+        assert not any(BACKEND.serves(one, query) for _ in range(3))
         # FlexAttention is asked for itself.
-        assert cuda.takes(replace(one, softcap=2.0), query)
+        assert BACKEND.serves(replace(one, softcap=2.0), query)
     (record,) = caplog.records
     assert said in record.getMessage()
 
@@ -374,8 +376,8 @@ def test_no_memory_for_the_question_says_nothing_of_the_kernel() -> None:
     one = item(Memory(query, 2).parts((5, 9)))
     with stand_in.serving(full):
         with pytest.raises(torch.OutOfMemoryError):
-            cuda.takes(one, query)
-        assert cuda.takes(one, query)
+            BACKEND.serves(one, query)
+        assert BACKEND.serves(one, query)
 
 
 def test_threads_wait_for_their_own_dtype_alone() -> None:
@@ -392,7 +394,7 @@ def test_threads_wait_for_their_own_dtype_alone() -> None:
 
     def takes(dtype: torch.dtype) -> None:
         query = queries("cpu", 1, 4, dtype=dtype)
-        found.append((dtype, cuda.takes(item(Memory(query, 2).parts((5, 9))), query)))
+        found.append((dtype, BACKEND.serves(item(Memory(query, 2).parts((5, 9))), query)))
 
     found: list[tuple[torch.dtype, bool]] = []
     with stand_in.serving(slow):
@@ -429,16 +431,17 @@ def test_a_call_copies_nothing_to_the_host_and_makes_no_places_again() -> None:
     def varlen(query: Tensor, *_: Any, **options: Any) -> tuple[Tensor, Tensor]:
         return torch.empty_like(query), query.new_empty(query.shape[1::-1]).float()
 
-    def made() -> cuda.Items:
+    def made() -> cuda.CudaCall:
         prefix = item([Memory(query, 2).part(5, 20)], temperature=0.5)
-        return cuda.Items([item(Memory(query, 2).parts(LENGTHS)), prefix], heads_first=True)
+        windows = item(Memory(query, 2).parts(LENGTHS))
+        return cuda.CudaCall([windows, prefix], query, heads_first=True)
 
     query = queries("cpu", 1, 8)
     with stand_in.serving(varlen), Operators() as seen:
         prepared, layer = made(), made()
         assert prepared.plan(8) is layer.plan(8)
         seen.names.clear()
-        cuda.call(prepared, query, per_part=True)
+        prepared(query, per_part=True)
     waiting = ("_local_scalar_dense", "nonzero", "lift", "copy_.default")
     assert not [name for name in seen.names if any(word in name for word in waiting)]
     # Queries of the context, of the prefix, and the order of parts: rows lie as they are merged.

@@ -114,17 +114,20 @@ def item(
 ) -> Any:
     """One group, whose parts have no dimension of groups."""
     whole = [(key.unsqueeze(0), value.unsqueeze(0)) for key, value in parts]
-    return asked.item(whole, tokens, softcap, temperature, scale=scale, causal=causal)
+    return asked.request(whole, tokens, softcap, temperature, scale=scale, causal=causal)
+
+
+BACKEND = native.NativeBackend()
 
 
 def call(items: Sequence[Any], query: Tensor) -> Pair:
-    output, lse, _ = native.call(native.Items(items), query)
+    output, lse, _ = native.NativeCall(items, query)(query)
     return output, lse
 
 
 def compare(items: Sequence[Any], query: Tensor) -> None:
     """Output, log-sum-exp and, where an item is not causal, those of its parts by themselves."""
-    output, lse, parts = native.call(native.Items(items), query, per_part=True)
+    output, lse, parts = native.NativeCall(items, query)(query, per_part=True)
     expected, expected_lse, expected_parts = exact(items, query)
     tolerance = OUTPUT_TOLERANCE[query.dtype]
     assert output.dtype == lse.dtype == torch.float32
@@ -210,11 +213,11 @@ def test_nothing_behind_the_last_number_is_read(kind: Kind, rows: int) -> None:
 
 def test_items_are_asked_again_and_keep_what_they_point_at() -> None:
     query = draw(torch.float32, 1, 2, 16)
-    items = native.Items([item([pair(SMALL[0], 2, 5000)])])
+    made = native.NativeCall([item([pair(SMALL[0], 2, 5000)])], query)
     expected = exact([item([pair(SMALL[0], 2, 5000)])], query).lse
     # What would have been freed is taken again.
     others = [torch.full((2, 5000, 16), torch.nan) for _ in range(4)]
-    first, again = native.call(items, query), native.call(items, query)
+    first, again = made(query), made(query)
     torch.testing.assert_close(first[1].double(), expected, atol=1e-5, rtol=0)
     assert torch.equal(first[0], again[0])
     assert len(others) == 4
@@ -279,7 +282,7 @@ def asking(tokens: int = 4, dtype: torch.dtype = torch.float32) -> Tensor:
 
 
 def takes(query: Tensor, *parts: Pair, causal: bool = False) -> bool:
-    return native.takes(asked.item(parts, range(len(query)), causal=causal), query)
+    return BACKEND.serves(asked.request(parts, range(len(query)), causal=causal), query)
 
 
 def attend(query: Tensor, part: Pair) -> Pair:
@@ -332,7 +335,7 @@ PLACES: dict[str, tuple[Sequence[int], tuple[int, int] | None]] = {
 def test_places_outside_of_query_and_keys_are_not_taken(what: str) -> None:
     tokens, keys = PLACES[what]
     between = None if keys is None else (torch.tensor([keys[0]]), torch.tensor([keys[1]]))
-    assert not native.takes(asked.item([GOOD], tokens, between=between), asking())
+    assert not BACKEND.serves(asked.request([GOOD], tokens, between=between), asking())
 
 
 def test_what_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -351,12 +354,12 @@ def test_what_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_another_query_than_it_was_made_for() -> None:
-    made = native.Items([item([(KEY[0], VALUE[0])], [0, 2])])
-    native.call(made, asking(3))
     query = asking(3)
+    made = native.NativeCall([item([(KEY[0], VALUE[0])], [0, 2])], query)
+    made(query)
     for other in (query.half(), query.repeat(1, 1, 2), query[:2], query[:, :5], query[..., :8]):
         with pytest.raises(RagWindowsError, match="another query"):
-            native.call(made, other)
+            made(other)
 
 
 def test_rows_where_the_processor_has_products_of_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -374,13 +377,13 @@ def test_rows_where_the_processor_has_products_of_pairs(monkeypatch: pytest.Monk
 
 def test_it_is_asked_first(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[int] = []
-    real = native.call
+    real = native.NativeCall.__call__
 
-    def recorded(items: native.Items, query: Tensor, *, per_part: bool) -> Any:
+    def recorded(self: native.NativeCall, query: Tensor, *, per_part: bool) -> Any:
         calls.append(len(query))
-        return real(items, query, per_part=per_part)
+        return real(self, query, per_part=per_part)
 
-    monkeypatch.setattr(native, "call", recorded)
+    monkeypatch.setattr(native.NativeCall, "__call__", recorded)
     answer = attend(asking(), long_part())
     with backends.forced("cpu"):
         expected = attend(asking(), long_part())
@@ -428,24 +431,24 @@ def left_out(caplog: pytest.LogCaptureFixture, what: str, level: int = logging.I
 def test_a_kernel_that_errs_is_left_out(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, fault: str
 ) -> None:
-    real = native.call
+    real = native.NativeCall.__call__
 
-    def bad(items: native.Items, query: Tensor, *, per_part: bool) -> Any:
-        made = real(items, query, per_part=per_part)
+    def bad(self: native.NativeCall, query: Tensor, *, per_part: bool) -> Any:
+        made = real(self, query, per_part=per_part)
         output, lse, parts = made
         if fault == "NaN":
             output[-1, -1, -1] = torch.nan
         wrong = {
-            "softcap": items.settings[0, 1] != 0,
-            "many rows": bool(items.table[0, 4] > 1),
-            "causal": bool(items.table[:, 5].any()),
+            "softcap": self.settings[0, 1] != 0,
+            "many rows": bool(self.table[0, 4] > 1),
+            "causal": bool(self.table[:, 5].any()),
         }.get(fault, fault == "output")
         if parts is not None and parts[0] is not None and fault == "parts":
             parts[0][1] += 0.001
         lse = lse + 0.001 * (fault == "lse")
         return made._replace(output=output + 0.01 * float(wrong), lse=lse)
 
-    monkeypatch.setattr(native, "call", bad)
+    monkeypatch.setattr(native.NativeCall, "__call__", bad)
     left_out(caplog, "differs from the reference", logging.WARNING)
 
 

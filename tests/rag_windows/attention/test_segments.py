@@ -12,18 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from rag_windows.attention import segments as mathematics
+from rag_windows.attention import backends
+from rag_windows.attention.merge import Rescaling, Role
 from rag_windows.attention.native import kernel as native
-from rag_windows.attention.segments import (
-    Queries,
-    Reading,
-    Role,
-    Rows,
-    Segment,
-    Segments,
-    read,
-    segment_weights,
-)
+from rag_windows.attention.segments import Queries, Reading, Rows, Segment, Segments, read
+from rag_windows.attention.weights import segment_weights
 
 from . import stand_in
 
@@ -174,11 +167,13 @@ def test_it_is_the_softmax_over_all_that_a_token_sees(backend: str, data: st.Dat
     query, positions = draw(tokens, HEADS, DIM, seed=3), torch.arange(20, 20 + tokens)
     expected, shares = dense(given_, query, positions, reach, slope, shift, bias, softcap, sinks)
     dtype, most = torch.float32, data.draw(st.sampled_from([2**25, 12]))
-    reading = Reading(Rows(positions), segments(given_, tokens, dtype), slope, shift, bias)
+    reading = Reading(
+        Rows(positions), segments(given_, tokens, dtype), Rescaling(slope, shift, bias)
+    )
     with stand_in.forced(backend), pytest.MonkeyPatch.context() as patch:
         patch.setattr(native, "LEAST_KEYS", 1)
         patch.setattr(native, "LEAST_TOKENS", 1)
-        patch.setattr(mathematics, "MAX_MASK", most)
+        patch.setattr(backends, "MAX_MASK", most)
         for wanted in (False, True):
             asked = Queries(0, query.to(dtype), reading.rows, 0.3, softcap, reach)
             sink = None if sinks is None else sinks.to(dtype)
@@ -226,7 +221,7 @@ def test_segments_of_which_a_token_sees_nothing_give_zeros(sink: float | None) -
     far = Segment("prefix", 0, 1, layers={0: [(torch.ones(1, 1, 2, 4), torch.ones(1, 1, 2, 4))]})
     other = Segment("context", 0, 1, layers=far.layers)
     made = [Segments([far], 1), Segments([other], 1)]
-    reading = Reading(Rows(torch.tensor([50])), made, slope=0.5, shift=1.0)
+    reading = Reading(Rows(torch.tensor([50])), made, Rescaling(0.5, 1.0))
     sinks = None if sink is None else torch.full((1,), sink)
     asked = Queries(0, torch.ones(1, 1, 4), reading.rows, 1.0, sliding_window=2)
     output, weights = read(reading, asked, sinks, weights=True)

@@ -178,17 +178,17 @@ def test_the_cuda_kernel_asks_once_a_layer_for_all_windows_and_plans_once_for_al
     query, plans = torch.randn(1, 6, 16).bfloat16(), []
     for layer in range(3):
         parts = [(one.keys[layer][None], one.values[layer][None]) for one in found]
-        one = asked.item(parts)
+        one = asked.request(parts)
         with stand_in.serving(varlen := stand_in.Varlen()):
-            assert cuda.takes(one, query)
-            items = cuda.Items([one])
+            assert cuda.CudaBackend().serves(one, query)
+            made = cuda.CudaCall([one], query)
             varlen.calls.clear()
-            answer = cuda.call(items, query, per_part=True)
-            plans.append(items.plan(6))
+            answer = made(query, per_part=True)
+            plans.append(made.plan(6))
         assert [sorted(call["used"]) for call in varlen.calls] == [[2, 40, 64, 130]]
         expected = asked.exact([one], query).output.float()
         torch.testing.assert_close(answer.output.float(), expected, atol=0.02, rtol=0.02)
-        pairs = zip(items.parts, parts, strict=True)
+        pairs = zip(made.parts, parts, strict=True)
         assert all(a is b for pair in pairs for a, b in zip(*pair, strict=True))
     assert plans[0] is plans[1] is plans[2]
 
