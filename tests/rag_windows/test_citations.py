@@ -191,7 +191,7 @@ def test_what_a_failed_pass_recorded_does_not_count(monkeypatch: pytest.MonkeyPa
     lm, method = small.lm(), APE(0.7, 0.8)
     decoder, context = lm.engine.decoder, lm.encode_ids(PREFIX, WINDOWS, method=method)
     options: dict[str, Any] = {"max_new_tokens": 4, "do_sample": False}
-    loop = BatchLoop(lm.engine.encoder.runner, decoder)
+    loop = BatchLoop(lm.engine.encoder, decoder)
     queries = [QUERY, QUERY[1:], QUERY[:3]]
     rows = [
         Row(decoder, context, query, options, cited=place != 1)
