@@ -17,7 +17,6 @@ from rag_windows import (
     WindowedLM,
     with_neighbours,
 )
-from rag_windows.request import BatchRequest, Request
 from rag_windows.steps import removal
 from tests.parity import zoo
 from tests.rag_windows import small
@@ -56,8 +55,8 @@ def logprob(
 ) -> float:
     """Of the answer, by a new request with the passages that are left."""
     engine = lm.engine
-    asked = BatchRequest(QUESTION, [passages[i] for i in left], "Say.", method)
-    request = Request.of(engine, asked)
+    kept = [passages[i] for i in left]
+    request = small.request(lm, QUESTION, kept, prefix="Say.", method=method)
     context = request.encode()
     query, answer = request.parts.query_ids, made.token_ids
     ids = torch.tensor([[*query, *answer[:-1]]])

@@ -13,7 +13,8 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from rag_windows import WindowedLM
+from rag_windows import BatchRequest, WindowedLM
+from rag_windows.request import Request
 
 TEMPLATE = (
     "<s>{% for m in messages %}<|{{ m.role }}|>{{ m.content }}</s>{% endfor %}"
@@ -85,6 +86,11 @@ def templated(template: str | None, **options: Any) -> WindowedLM:
 def lm() -> WindowedLM:
     """The wrapped model that tests share, method "ape"."""
     return wrapped()
+
+
+def request(lm: WindowedLM, query: Any, passages: Any = (), **arguments: Any) -> Request:
+    """A question with `WindowedLM.generate`'s arguments, checked and not answered."""
+    return Request.of(lm.engine, BatchRequest(query, passages, **arguments))
 
 
 def before(text: str, *stop: str) -> str:

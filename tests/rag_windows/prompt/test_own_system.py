@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from rag_windows.request import BatchRequest, Request
 from tests.rag_windows import small
 
 OWN = "You are a helpful assistant."
@@ -49,10 +48,8 @@ def test_the_own_message_comes_first(template: str | None, expected: str) -> Non
 
 def test_the_prompt_is_that_of_the_template_with_both() -> None:
     lm = small.templated(DEFAULT)
-    plain = Request.of(lm.engine, BatchRequest("Where?", ["Here."]))
-    with_both = Request.of(
-        lm.engine, BatchRequest("Where?", ["Here."], lm.behind_own_system("Be brief."))
-    )
+    plain = small.request(lm, "Where?", ["Here."])
+    with_both = small.request(lm, "Where?", ["Here."], prefix=lm.behind_own_system("Be brief."))
     decode = small.tokenizer().decode
     assert decode(plain.parts.prefix_ids).startswith(f"<s><|system|>{OWN}</s>")
     assert decode(with_both.parts.prefix_ids).startswith(f"<s><|system|>{OWN} Be brief.</s>")

@@ -13,7 +13,6 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from rag_windows import (
     APE,
     PCW,
-    BatchRequest,
     DeepThinking,
     Generation,
     InputError,
@@ -28,7 +27,6 @@ from rag_windows import (
     WindowedLM,
 )
 from rag_windows.prompt.builder import PromptParts
-from rag_windows.request import Request
 from tests.parity import zoo
 from tests.parity.engine import Recorder
 from tests.rag_windows import small
@@ -54,7 +52,7 @@ def llama(**options: Any) -> WindowedLM:
 
 
 def parts_of(lm: WindowedLM, query: str, method: Method | str | None = None) -> PromptParts:
-    return Request.of(lm.engine, BatchRequest(query, PASSAGES, method=method)).parts
+    return small.request(lm, query, PASSAGES, method=method).parts
 
 
 def ask(lm: WindowedLM | None = None, passages: Any = PASSAGES, **options: Any) -> Generation:
