@@ -187,7 +187,7 @@ def test_a_batch_weighs_heads_as_one_answer_does() -> None:
 
 
 def test_what_a_failed_pass_recorded_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The step is tried again; rows that are cited stand beside one that is not."""
+    """The step is tried again, and after a second failure without one of the rows."""
     lm, method = small.lm(), APE(0.7, 0.8)
     decoder, context = lm.engine.decoder, lm.encode_ids(PREFIX, WINDOWS, method=method)
     options: dict[str, Any] = {"max_new_tokens": 4, "do_sample": False}
@@ -203,8 +203,8 @@ def test_what_a_failed_pass_recorded_does_not_count(monkeypatch: pytest.MonkeyPa
 
     def failing(self: WeightRecorder, weights: Any) -> None:
         add(self, weights)
-        # The first layer of the first pass, and the last one of another.
-        if next(layers) in (0, 6):
+        # The first layer of the first pass, twice, and the last one of another.
+        if next(layers) in (0, 1, 7):
             raise RuntimeError("no memory")
 
     monkeypatch.setattr(WeightRecorder, "add", failing)
@@ -214,7 +214,9 @@ def test_what_a_failed_pass_recorded_does_not_count(monkeypatch: pytest.MonkeyPa
             loop.step()
         except RuntimeError:
             failed += 1
-    assert failed == 2
+            if failed == 2:
+                loop.drop(rows[1])
+    assert failed == 3
     monkeypatch.undo()
     assert rows[1].attention() is None
     for row, query in ((rows[0], queries[0]), (rows[2], queries[2])):
