@@ -17,7 +17,7 @@ from rag_windows.errors import (
     report_stop_iteration,
 )
 from rag_windows.model import WindowedLM
-from rag_windows.request import PassageLike
+from rag_windows.request import BatchRequest, PassageLike, Request
 from rag_windows.results import Chunk, Generation
 
 T = TypeVar("T")
@@ -38,6 +38,19 @@ class Call:
     query: Any
     passages: Sequence[PassageLike] = ()
     options: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def asked(self) -> BatchRequest:
+        """The arguments of `WindowedLM.generate`."""
+        return BatchRequest.of({"query": self.query, "passages": self.passages, **self.options})
+
+    def prompt_tokens(self) -> int:
+        """Tokens of prefix, passages and query; nothing is encoded.
+
+        Raises:
+            InputError, PromptError, LimitError: as `WindowedLM.generate` raises them.
+        """
+        return Request.of(self.lm.engine, self.asked).prompt_tokens
 
 
 C = TypeVar("C", bound=Call)
@@ -123,10 +136,9 @@ class Calls:
         return len(self._waiting) <= 1
 
     def _begin(self, waiting: _Waiting, call: Call, on_chunk: OnChunk | None = None) -> Question:
-        asked = {"query": call.query, "passages": call.passages, **call.options}
         scheduler = call.lm.shared_scheduler(max_rows=self.max_rows, max_bytes=self.max_bytes)
         engine = call.lm.engine
-        scheduled = scheduler.submit(asked, on_chunk=on_chunk, idle=self.idle, engine=engine)
+        scheduled = scheduler.submit(call.asked, on_chunk=on_chunk, idle=self.idle, engine=engine)
         waiting.scheduled = scheduled
         if waiting.left:  # while the call was prepared
             scheduled.cancel()

@@ -29,7 +29,6 @@ from rag_windows.integration import (
     one_line,
     search_text,
 )
-from rag_windows.request import Request as CheckedRequest
 from rag_windows_server.bodies import ServerRequest, check_forms
 from rag_windows_server.collection import Collection, ReadDocuments, index_of
 from rag_windows_server.documents import url_of
@@ -453,9 +452,7 @@ class Answering:
         most = self._settings.most_prompt_tokens
         if most is None:
             return
-        asked = {"query": call.query, "passages": call.passages, **call.options}
-        tokens = CheckedRequest.of(call.lm.engine, asked).prompt_tokens
-        if tokens > most:
+        if (tokens := call.prompt_tokens()) > most:
             raise LimitError(
                 f"The prompt has {tokens} tokens with its passages; this server takes {most}. "
                 "Send fewer or shorter documents."
