@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 import typing
@@ -662,24 +663,26 @@ async def test_errors_before_a_stream_have_their_status(lm: WindowedLM) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_who_leaves_ends_the_work(address: str, lm: WindowedLM, stream: bool) -> None:
+async def test_who_leaves_ends_the_work(address: str, lm: WindowedLM, stream: bool) -> None:
     long = {**LETTERS["format"], "schema": {"type": "string", "pattern": "^(a|b){400}$"}}
     passes = Passes(0.05)
     hook = lm.model.register_forward_pre_hook(passes)
     try:
         given = body(text={"format": long}, max_output_tokens=400, stream=stream)
         url = f"{address}/v1/responses"
-        with (
-            suppress(httpx.ReadTimeout),
-            httpx.stream("POST", url, json=given, timeout=httpx.Timeout(60, read=1)) as answer,
-        ):
-            assert stream
-            for line in answer.iter_lines():
-                if "output_text.delta" in line:
-                    break
+        async with httpx.AsyncClient(timeout=60) as client:
+            if stream:
+                async with client.stream("POST", url, json=given) as answer:
+                    async for line in answer.aiter_lines():
+                        if "output_text.delta" in line:
+                            break
+            else:
+                waiting = asyncio.create_task(client.post(url, json=given))
+                await asyncio.to_thread(passes.wait_for, 1)
+                waiting.cancel()
         before = passes.count
         assert before >= 1  # a stream may be left at its first token
-        assert passes.after() - before <= 2
+        assert await asyncio.to_thread(passes.after) - before <= 2
     finally:
         hook.remove()
 
