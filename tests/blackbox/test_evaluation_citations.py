@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +90,12 @@ def test_sources_that_are_right_and_wrong(tmp_path: Path) -> None:
     assert {name: found[name] for name in wanted} == wanted
     assert (found["precision_removal"], found["recall_removal"]) == (100.0, 100.0)
     assert (found["precision_mass"], found["cited_mass"]) == (0.0, 100.0)
+    other = replace(record, answer="in another town")
+    of_right = {one.name: one.value for one in task.scores([example], [other])}
+    assert (np.isnan(of_right["top_removal"]), of_right["cited_removal"]) == (True, 100.0)
+    every = CitationsTask.read(str(path), every_answer=True)
+    of_every = {one.name: one.value for one in every.scores([example], [other])}
+    assert (of_every["top_removal"], of_every["contains"]) == (100.0, 0.0)
 
 
 def answered(count: int, noise: float, seed: int = 0) -> list[AnswerRecord]:

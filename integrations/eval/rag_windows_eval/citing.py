@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -37,24 +37,41 @@ RANKINGS: Mapping[str, Callable[[Citation], float]] = {
 class CitationsTask(PassagesTask):
     """A file of questions that bring their passages, asked for what their answers rest on."""
 
+    @classmethod
+    def read(cls, path: str, *, every_answer: bool = False, **options: Any) -> Self:
+        """Read a file; see `PassagesTask.read`.
+
+        Args:
+            path: the file.
+            every_answer: judge the citations of answers that hold no right one word for word, too,
+                as long answers hardly ever do.
+            options: those of `PassagesTask.read`.
+        """
+        task = super().read(path, **options)
+        if not every_answer:
+            return task
+        return replace(task, settings={**task.settings, "every_answer": True})
+
     def scores(
         self, examples: Sequence[TaskExample], records: Sequence[AnswerRecord]
     ) -> list[MetricScore]:
         """How right the citations are, by attention ("mass") and by removal.
 
-        Of answers that contain a right one: "top ..." is whether the passage that a ranking puts
-        first is a right one, for "chance" how often any passage is, and for "score" the retriever's
-        best. "precision", "recall" and "f1" compare the passages that are named as sources with the
-        right ones. Of all answers: "cited" is whether any passage is named; "drop k" is what the
-        answer's log-probability loses in nats without a ranking's first k passages, and "lds" the
-        rank correlation of a ranking's sums with log-probabilities over random halves, in percent.
+        Of answers that contain a right one, or of every answer: "top ..." is whether the passage
+        that a ranking puts first is a right one, for "chance" how often any passage is, and for
+        "score" the retriever's best. "precision", "recall" and "f1" compare the passages that are
+        named as sources with the right ones. Of all answers: "cited" is whether any passage is
+        named; "drop k" is what the answer's log-probability loses in nats without a ranking's
+        first k passages, and "lds" the rank correlation of a ranking's sums with log-probabilities
+        over random halves, in percent.
         What a method can't measure counts nothing.
         """
         found: dict[str, list[float | None]] = {name: [] for name in _METRICS}
         for example, record in zip(examples, records, strict=True):
             said = [one.text for one in example.references]
             right = any(contains(record.answer, text) for text in said)
-            values = _values(record, set(example.details["right"]), right=right)
+            judged = right or bool(self.settings.get("every_answer"))
+            values = _values(record, set(example.details["right"]), judged=judged)
             for name, into in found.items():
                 into.append(100.0 * right if name == "contains" else values.get(name))
         return [MetricScore.mean(name, values) for name, values in found.items()]
@@ -69,7 +86,7 @@ _METRICS = (
 )
 
 
-def _values(record: AnswerRecord, marked: set[Any], *, right: bool) -> dict[str, float]:
+def _values(record: AnswerRecord, marked: set[Any], *, judged: bool) -> dict[str, float]:
     """The figures of one answer, in percent or nats."""
     values = dict(record.effects)
     # One prompt has no windows, and in a row that won no token a passage has no mass.
@@ -86,7 +103,7 @@ def _values(record: AnswerRecord, marked: set[Any], *, right: bool) -> dict[str,
         of_kind["removal"] = carried(citations)
     for name, cited in of_kind.items():
         values[f"cited_{name}"] = 100.0 * bool(cited)
-    if not right or not marked:
+    if not judged or not marked:
         return values
     values["top_chance"] = 100.0 * sum(one.id in marked for one in read) / len(read)
     if all(one.score is not None for one in read):

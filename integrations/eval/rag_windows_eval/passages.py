@@ -11,6 +11,9 @@ A file holds one of these, as JSON lines, a JSON list, or (SQuAD) one object, pe
 - MuSiQue's: ``question``, ``answer``, ``answer_aliases``, ``paragraphs`` of ``title``,
   ``paragraph_text`` and ``is_supporting``;
 - SQuAD's: ``data`` of articles; the other paragraphs of an article are what distracts.
+
+In all but the last a ``question`` may also be a list of texts: a conversation, in which user and
+assistant take turns and the user has the last word.
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ import re
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import cycle, islice
 from pathlib import Path
 from typing import Annotated, Any, Self
 
@@ -54,10 +57,13 @@ _ABSTAINS = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class PassagesQuestion:
-    """A question with right answers and its passages, the right ones marked."""
+    """A question with right answers and its passages, the right ones marked.
+
+    ``turns`` are the texts of the user and the assistant in turn, the question last.
+    """
 
     key: str
-    text: str
+    turns: tuple[str, ...]
     answers: tuple[str, ...]
     passages: tuple[Passage, ...]
     right: tuple[bool, ...]
@@ -77,7 +83,10 @@ class PassagesQuestion:
         right = [one.id for one, at in zip(named, read, strict=True) if self.right[at]]
         return TaskExample(
             key=self.key if size is None else f"{self.key}/{size}",
-            messages=({"role": "user", "content": self.text},),
+            messages=tuple(
+                {"role": role, "content": text}
+                for role, text in zip(cycle(("user", "assistant")), self.turns, strict=False)
+            ),
             references=tuple(map(Reference, self.answers)),
             group=self.key,
             kinds=() if size is None else (f"{size} passages",),
@@ -178,12 +187,27 @@ class PassagesTask(Task):
 _METRICS = ("contains", "exact", "f1", "not_mentioned", "cites_right", "cites_right_if_right")
 
 
+def _turns(value: object) -> object:
+    """A conversation; a question by itself is its only turn."""
+    if isinstance(value, str):
+        return [value]
+    if not isinstance(value, list) or len(value) % 2 == 0:
+        raise ValueError(
+            "it must be a text, or a list of texts in which user and assistant take turns and the "
+            "user has the last word"
+        )
+    return value
+
+
+_Turns = Annotated[list[str], BeforeValidator(_turns)]
+
+
 class _Row(BaseModel):
     """What all formats have in common."""
 
     model_config = ConfigDict(extra="ignore")
 
-    question: str
+    question: _Turns
     answer: str | list[str] | None = None
     answers: str | list[str] | None = None
     answer_aliases: list[str] = []
@@ -331,7 +355,7 @@ class _Squad(BaseModel):
                     answers = tuple(dict.fromkeys(a.text for a in one.answers if a.text.strip()))
                     if answers:
                         right = (True, *[False] * (len(passages) - 1))
-                        yield PassagesQuestion(one.id, one.question, answers, passages, right)
+                        yield PassagesQuestion(one.id, (one.question,), answers, passages, right)
 
 
 def questions_of(source: SourceFile) -> Iterator[PassagesQuestion]:
@@ -359,7 +383,7 @@ def questions_of(source: SourceFile) -> Iterator[PassagesQuestion]:
         key = read_row.id if read_row.id is not None and read_row.id not in keys else str(number)
         keys.add(key)
         passages, right = zip(*marked, strict=True)
-        yield PassagesQuestion(key, read_row.question, read_row.rights, passages, right)
+        yield PassagesQuestion(key, tuple(read_row.question), read_row.rights, passages, right)
 
 
 def _is_squad(text: str) -> bool:

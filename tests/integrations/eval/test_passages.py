@@ -114,6 +114,15 @@ def test_each_format_says_the_same(name: str, tmp_path: Path) -> None:
     assert right == [TEXTS[1]]
 
 
+def test_a_conversation(tmp_path: Path) -> None:
+    turns = ["Who is Ada?", "A painter.", "Where was she born?"]
+    (one,) = PassagesTask.read(written(tmp_path, {**PLAIN, "question": turns})).examples
+    assert [message["content"] for message in one.messages] == turns
+    assert [message["role"] for message in one.messages] == ["user", "assistant", "user"]
+    with pytest.raises(DataError, match="line 1, question: it must be a text, or a list"):
+        PassagesTask.read(written(tmp_path, {**PLAIN, "question": turns[:2]}))
+
+
 def test_squad_distracts_with_the_other_paragraphs_of_the_article(tmp_path: Path) -> None:
     asked = {"id": "56be", "question": "Where was Ada born?", "answers": [{"text": "Sulava"}]}
     paragraphs = [
@@ -186,7 +195,8 @@ def test_metrics(tmp_path: Path) -> None:
         ({**PLAIN, "answers": [" "]}, "line 1: The question has no right answer"),
         ({**PLAIN, "passages": []}, "line 1: The question has no passages"),
         ({**PLAIN, "passages": [{"title": "Ada"}]}, "line 1, passages 1, text: Field required"),
-        ({**PLAIN, "question": 3}, "line 1, question: Input should be a valid string"),
+        ({**PLAIN, "question": 3}, "line 1, question: it must be a text"),
+        ({**PLAIN, "question": [3]}, "line 1, question 1: Input should be a valid string"),
     ],
 )
 def test_what_is_wrong_is_named_with_its_place(row: Any, message: str, tmp_path: Path) -> None:

@@ -271,6 +271,14 @@ def citations(
         bool,
         flag("--without-right", "Leave out the right passages: who cites all the same is wrong."),
     ] = False,
+    every_answer: Annotated[
+        bool,
+        flag(
+            "--every-answer",
+            "Judge the citations of every answer, not only of those that hold a right one word for "
+            "word: for long answers.",
+        ),
+    ] = False,
     halves: Annotated[
         int, option("N", "Random halves of the passages to leave out; 0 for none.", min=0)
     ] = 8,
@@ -286,7 +294,7 @@ def citations(
     and random halves. A method that can't leave a passage out is measured by attention only.
     """
     chosen: dict[str, Any] = {"sizes": passages or [None], "seed": asking.seed}
-    chosen["without_right"] = without_right
+    chosen |= {"without_right": without_right, "every_answer": every_answer}
     options = {"halves": halves, "heads": heads}
     run = _running().evaluate
     run(asking, over, "citations", data, [None], {}, citing_options=options, **chosen)
