@@ -30,7 +30,7 @@ OFFLINE := HF_HUB_OFFLINE=1 TRANSFORMERS_OFFLINE=1 TOKENIZERS_PARALLELISM=false
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test check dist test-dist timing lint format docs docs-serve figures faults bench bench-report bench-cache bench-serve bench-serve-fleet bench-fleet gpu gpu-report train train-learner evaluate judge vllm bench-vllm install clean
+.PHONY: help demo test check dist test-dist timing lint format docs docs-serve figures faults bench bench-report bench-cache bench-serve bench-serve-fleet bench-fleet gpu gpu-report train train-learner vllm bench-vllm install clean
 
 help: ## show this list
 	@grep -E '^[a-z-]+:.*## ' $(firstword $(MAKEFILE_LIST)) | sed 's/:.*## /\t/' | expand -t 16
@@ -115,13 +115,6 @@ gpu: ## what a first hour with a GPU should tell, in stages of 8 minutes (STAGE=
 
 gpu-report: ## write what `make gpu` has found into docs/results.md and the log
 	PYTHONPATH=. $(PYTHON_GPU) -m benchmarks.gpu report $(ARGS)
-
-evaluate: $(VENV)/.dev ## measure the shipped reader: 10 minutes (ARGS="--questions 8")
-	$(OFFLINE) $(BIN)/python -m benchmarks.quality --model tiny-reader --questions 100 \
-		--tasks single kin pronouns follow-up 'not stated' --methods sequential pcw ape $(ARGS)
-
-judge: $(VENV)/.dev ## every method on the same questions, a table a task: hours (ARGS="--questions 50 --minutes 40")
-	$(OFFLINE) $(BIN)/python -m benchmarks.quality $(ARGS)
 
 vllm: $(VENV)/.demo $(VLLM)/.ready ## the connector for vLLM beside the engine: 5 minutes, and 2 GB to install (ARGS="-k name")
 	rm -rf build/vllm && mkdir -p build/vllm

@@ -1,6 +1,7 @@
 """The shipped reader and sample corpus: what their cards say must be true of the files."""
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +10,9 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
-from benchmarks.quality import scored
-from rag_windows import Passage, WindowedLM
+from rag_windows import Passage, WindowedLM, with_neighbours
 from rag_windows_retrievers import BM25Retriever, load_documents, split_documents
-from training.tasks import draw_case
+from training.tasks import Case, draw_case
 from training.tokens import train_tokenizer
 from training.train import MAX_BYTES, PATTERNS, new_reader
 
@@ -96,7 +96,7 @@ def test_passages_that_need_one_another_are_lost_by_windows_and_won_back(
         asked = [
             {
                 "query": list(case.messages),
-                "passages": scored(case),
+                "passages": passages_of(case),
                 "method": method,
                 "max_new_tokens": 8,
                 "do_sample": False,
@@ -108,6 +108,16 @@ def test_passages_that_need_one_another_are_lost_by_windows_and_won_back(
     assert right["sequential"] >= 32
     assert right["pcw"] < 0.7 * right["sequential"]
     assert right[repair] > 0.85 * right["sequential"]
+
+
+def passages_of(case: Case) -> list[Passage]:
+    """The passages with their places in the documents that they are chunks of, if they are."""
+    documents = case.documents or range(len(case.passages))
+    places, made = Counter[int](), list[Passage]()
+    for (title, text), number in zip(case.passages, documents, strict=True):
+        made.append(Passage(text, title=title, document=str(number), index=places[number]))
+        places[number] += 1
+    return with_neighbours(made)
 
 
 def lines(name: str) -> list[dict[str, Any]]:
