@@ -112,10 +112,11 @@ def _described(text: str) -> dict[str, Any]:
         one: dict[str, Any] = {"name": name.strip()}
         for setting in settings.split(",") if colon else ():
             key, equals, value = (piece.strip() for piece in setting.partition("="))
-            if not equals or key in one:
+            if not equals or key in one or ":" in value or "=" in value:
                 raise MethodError(
                     f"{setting.strip()!r} in {text!r} is not a parameter. Write each parameter "
-                    "once as name=value, as in ape:temperature=0.9,scale=0.9."
+                    "once as name=value, with commas between them, as in "
+                    "ape:temperature=0.9,scale=0.9."
                 )
             one[key] = _value(value)
         described = {**one, "reader": described} if described else one

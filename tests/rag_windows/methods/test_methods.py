@@ -133,6 +133,10 @@ def test_methods_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
         "wrapper+apex": r"Unknown method 'apex' in",
         "wrapper+": "Unknown method ''",
         "wrapper+sequential": "wrapper can't be combined with sequential",
+        **dict.fromkeys(
+            ("ape:temperature=1.0:scale=1.0", "ape:scale=1=2", "ape:scale=1,scale=2", "ape:1:1"),
+            "is not a parameter.* with commas between them, as in ape:temperature=0.9,scale=0.9",
+        ),
         "pcw:scale=1": r"The method 'pcw' has no parameter 'scale' \(it has none\).*such as 'ape'",
     }.items():
         with pytest.raises(MethodError, match=message):
