@@ -81,7 +81,8 @@ class PCED(Combination):
                 first = divergence(rows.logits[:, :, 0], prior[:, :, 0]).clamp(0.0, 1.0)
                 rows.memory["beta"] = first
             beta = self.beta if self.beta is not None else rows.memory["beta"].unsqueeze(2)
-            contrasted = contrasted + beta * (contrasted - prior)
+            # One pass over all logits: prior + (1 + beta) (logits - prior).
+            contrasted = torch.lerp(prior, contrasted, 1 + beta)
         if rows.fixed is not None:
             contrasted = contrasted + rows.fixed.to(contrasted).view(1, -1, 1, 1)
         winners = contrasted.amax(dim=-1).argmax(dim=1, keepdim=True)

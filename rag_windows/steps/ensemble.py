@@ -17,7 +17,7 @@ from rag_windows.attention.weights import WeightRecorder
 from rag_windows.errors import RagWindowsError
 from rag_windows.kv import Members
 from rag_windows.methods.combination import Combination, RowLogits
-from rag_windows.steps.rows_cache import RowsCache
+from rag_windows.steps.query_cache import EnsembleCache
 
 MAX_ROW_TOKENS = 8192
 """Tokens of all rows together that one forward pass holds at most, one a row at least."""
@@ -32,6 +32,14 @@ class EnsembleLayout(PromptLayout):
 
     members: Members = field(kw_only=True)
     combination: Combination = field(kw_only=True)
+    _rows: EnsembleLayout | None = field(default=None, init=False)
+
+    def of_pass(self, recorder: WeightRecorder | None) -> EnsembleLayout:
+        """The layout of one forward pass; all passes share what they need prepared only once."""
+        if self._rows is None:
+            self._rows = replace(self)
+        self._rows.recorder = recorder
+        return self._rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +61,7 @@ def passes(
     layout: EnsembleLayout,
     ids: torch.Tensor,
     positions: torch.Tensor,
-    cache: RowsCache,
+    cache: EnsembleCache,
     last: int,
 ) -> Iterator[Pass]:
     """Run every query with every window, each pair in a batch row of its own.
@@ -78,7 +86,7 @@ def passes(
             recorder = WeightRecorder(max(layout.recorder.first_position, layout.position(held)))
         logits = _logits(
             mirror,
-            replace(layout, recorder=recorder),
+            layout.of_pass(recorder),
             ids[:, start:stop],
             positions[:, start:stop].expand(queries, -1),
             cache,
@@ -100,7 +108,7 @@ def _logits(
     layout: EnsembleLayout,
     ids: torch.Tensor,
     positions: torch.Tensor,
-    cache: RowsCache,
+    cache: EnsembleCache,
     last: int,
 ) -> torch.Tensor:
     """(rows, last, vocabulary) logits of the last tokens, fp32 at least."""
@@ -152,7 +160,7 @@ def _forward(
             "The model of an ensemble was called outside of a request. Call the model itself."
         )
     last = int(logits_to_keep) or input_ids.shape[1]
-    parts, cache = [], cast(RowsCache, inputs.get(CACHE))
+    parts, cache = [], cast(EnsembleCache, inputs.get(CACHE))
     for one in passes(mirror, layout, input_ids, position_ids, cache, last):
         rows = RowLogits(one.logits, one.prior, layout.members.fixed, cache.memory)
         combined, weights = layout.combination.combine(rows)

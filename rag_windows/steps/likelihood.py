@@ -14,7 +14,7 @@ from rag_windows.methods import ParallelEnsemble, QueryLikelihood
 from rag_windows.methods.relevance import log_relevance
 from rag_windows.prefill import EncodedContext, ModelEncoder
 from rag_windows.steps.ensemble import EnsembleLayout, passes
-from rag_windows.steps.rows_cache import RowsCache
+from rag_windows.steps.query_cache import EnsembleCache
 
 
 def rows_of(context: EncodedContext) -> EncodedContext:
@@ -73,7 +73,7 @@ def evidence(
     first, stop = max(1, question[0] - cut), question[1] - cut
     ids = torch.tensor([[*query_ids[cut:]]], device=device)
     positions = torch.arange(start, start + ids.shape[1], device=device).unsqueeze(0)
-    cache = cast(RowsCache, rows.new_cache())
+    cache = cast(EnsembleCache, rows.new_cache())
     found: list[torch.Tensor] = []
     # A token's chance is what the token before it gives.
     place = first - 1

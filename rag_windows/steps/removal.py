@@ -16,7 +16,7 @@ from rag_windows.prefill import PASS_TOKENS, EncodedContext, ModelEncoder
 from rag_windows.steps.ensemble import MAX_LOGITS, EnsembleLayout, passes
 from rag_windows.steps.likelihood import joined
 from rag_windows.steps.packed_rows import FedRow, Plan, RowCaches, read_rows
-from rag_windows.steps.rows_cache import RowsCache
+from rag_windows.steps.query_cache import EnsembleCache
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +195,7 @@ def _of_members(
         places = torch.arange(start, start + ids.shape[1], device=ids.device).unsqueeze(0)
         parts: dict[int, list[torch.Tensor]] = {index: [] for index in own}
         memories: dict[int, dict[str, torch.Tensor]] = {index: {} for index in own}
-        cache, done = cast(RowsCache, moved.new_cache()), 0
+        cache, done = cast(EnsembleCache, moved.new_cache()), 0
         for one in passes(encoder.model, layout(moved), ids, places, cache, len(answer_ids)):
             wanted = answer_ids[done : done + one.logits.shape[2]]
             for index, left in own.items():
