@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
@@ -46,7 +46,7 @@ class EnsembleLayout(PromptLayout):
 class Pass:
     """The output of one forward pass for its last tokens, from ``first_position`` on.
 
-    ``logits`` (queries, windows, tokens, vocabulary) are fp32 at least; ``prior`` (queries,
+    ``logits`` (queries, windows, tokens, vocabulary) are in the model's dtype; ``prior`` (queries,
     tokens, vocabulary) is the row without a window.
     """
 
@@ -54,6 +54,22 @@ class Pass:
     prior: torch.Tensor | None
     first_position: int
     recorder: WeightRecorder | None
+
+    def rows(
+        self,
+        fixed: torch.Tensor | None,
+        memory: dict[str, torch.Tensor],
+        windows: Sequence[int] | None = None,
+    ) -> RowLogits:
+        """What is combined, in fp32 at least: of some windows, or of all for None."""
+        logits = self.logits if windows is None else self.logits[:, windows]
+        prior = None if self.prior is None else exact(self.prior)
+        return RowLogits(exact(logits), prior, fixed, memory)
+
+
+def exact(logits: torch.Tensor) -> torch.Tensor:
+    """Logits in fp32 at least."""
+    return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 
 def passes(
@@ -111,7 +127,7 @@ def _logits(
     cache: EnsembleCache,
     last: int,
 ) -> torch.Tensor:
-    """(rows, last, vocabulary) logits of the last tokens, fp32 at least."""
+    """(rows, last, vocabulary) logits of the last tokens, in the model's dtype."""
     rows = layout.members.per_query
     with use_layout(layout):
         output = mirror(
@@ -121,8 +137,7 @@ def _logits(
             logits_to_keep=last,
             **{CACHE: cache},
         )
-    logits = torch.as_tensor(output.logits)[:, -last:]
-    return logits.to(torch.promote_types(logits.dtype, torch.float32))
+    return torch.as_tensor(output.logits)[:, -last:]
 
 
 def make_view(mirror: PreTrainedModel) -> PreTrainedModel:
@@ -162,7 +177,7 @@ def _forward(
     last = int(logits_to_keep) or input_ids.shape[1]
     parts, cache = [], cast(EnsembleCache, inputs.get(CACHE))
     for one in passes(mirror, layout, input_ids, position_ids, cache, last):
-        rows = RowLogits(one.logits, one.prior, layout.members.fixed, cache.memory)
+        rows = one.rows(layout.members.fixed, cache.memory)
         combined, weights = layout.combination.combine(rows)
         parts.append(combined)
         _record(layout, one, weights)

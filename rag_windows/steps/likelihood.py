@@ -13,7 +13,7 @@ from rag_windows.loading import input_device
 from rag_windows.methods import ParallelEnsemble, QueryLikelihood
 from rag_windows.methods.relevance import log_relevance
 from rag_windows.prefill import EncodedContext, ModelEncoder
-from rag_windows.steps.ensemble import EnsembleLayout, passes
+from rag_windows.steps.ensemble import EnsembleLayout, exact, passes
 from rag_windows.steps.query_cache import EnsembleCache
 
 
@@ -79,24 +79,24 @@ def evidence(
     place = first - 1
     last = torch.empty(0)
     for one in passes(encoder.model, layout, ids, positions, cache, ids.shape[1] - place):
-        # One after the other: joined, the logits would be copied.
-        rows_and_none = one.logits[0], cast(torch.Tensor, one.prior)
+        each = *one.logits[0], cast(torch.Tensor, one.prior)[0]
         tokens = one.logits.shape[2]
-        wanted = ids[0, place + 1 : min(stop, place + 1 + tokens)].view(1, -1, 1)
-        found.append(torch.cat([_log_chance(logits, wanted) for logits in rows_and_none]))
+        wanted = ids[0, place + 1 : min(stop, place + 1 + tokens)]
+        # Row by row: what a row's logits come to fits into a processor's cache.
+        found.append(torch.stack([_log_chance(logits, wanted) for logits in each]))
         place += tokens
-        last = torch.cat([logits[:, -1] for logits in rows_and_none])
-    logprobs = last.log_softmax(dim=-1)
+        last = torch.stack([logits[-1] for logits in each])
+    logprobs = exact(last).log_softmax(dim=-1)
     # A token that can't come adds nothing, though its logarithm is infinite.
     entropy = -(logprobs.exp() * logprobs.clamp_min(-1e4)).sum(dim=-1)
     return Evidence(torch.cat(found, dim=1).float().cpu(), entropy.float().cpu())
 
 
 def _log_chance(logits: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
-    """(rows, tokens) log-probability of tokens (1, tokens, 1) by logits (rows, places, tokens)."""
-    logits = logits[:, : wanted.shape[1]]
-    index = wanted.to(logits.device).expand(len(logits), -1, 1)
-    return logits.gather(-1, index)[..., 0] - logits.logsumexp(dim=-1)
+    """(tokens,) log-probability of tokens (tokens,) by logits (places, vocabulary), fp32."""
+    precise = exact(logits[: len(wanted)])
+    index = wanted.to(logits.device).unsqueeze(-1)
+    return precise.gather(-1, index)[:, 0] - precise.logsumexp(dim=-1)
 
 
 def ranked(selection: QueryLikelihood, context: EncodedContext, found: Evidence) -> list[int]:

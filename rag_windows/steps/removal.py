@@ -11,7 +11,7 @@ import torch
 from rag_windows.kv import Members
 from rag_windows.loading import input_device
 from rag_windows.methods import Method
-from rag_windows.methods.combination import Combination, RowLogits
+from rag_windows.methods.combination import Combination
 from rag_windows.prefill import PASS_TOKENS, EncodedContext, ModelEncoder
 from rag_windows.steps.ensemble import MAX_LOGITS, EnsembleLayout, passes
 from rag_windows.steps.likelihood import joined
@@ -201,7 +201,7 @@ def _of_members(
             for index, left in own.items():
                 left_of = [i for i, group in enumerate(whole.groups) if group in left.groups]
                 fixed = cast(Members, left.windows).fixed
-                rows = RowLogits(one.logits[:, left_of], one.prior, fixed, memories[index])
+                rows = one.rows(fixed, memories[index], left_of)
                 combined = cast(Combination, combination).combine(rows)[0]
                 parts[index].append(_chances(combined[0], wanted))
             done += len(wanted)
