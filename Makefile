@@ -30,7 +30,7 @@ OFFLINE := HF_HUB_OFFLINE=1 TRANSFORMERS_OFFLINE=1 TOKENIZERS_PARALLELISM=false
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test check dist test-dist timing lint format docs docs-serve figures faults bench bench-report bench-cache bench-serve bench-serve-fleet bench-fleet gpu gpu-report train train-learner vllm bench-vllm install clean
+.PHONY: help demo test check dist test-dist timing lint format docs docs-serve figures faults bench bench-report bench-cache bench-serve bench-serve-fleet bench-fleet gpu gpu-report gpu-wheels train train-learner vllm bench-vllm install clean
 
 help: ## show this list
 	@grep -E '^[a-z-]+:.*## ' $(firstword $(MAKEFILE_LIST)) | sed 's/:.*## /\t/' | expand -t 16
@@ -108,13 +108,16 @@ bench-serve-fleet: $(VENV)/.dev ## three replicas and a store under load, with k
 bench-fleet: $(VENV)/.dev ## a fleet of up to 256 replicas, simulated: 5 minutes (ARGS="--quick", "--out")
 	$(OFFLINE) $(BIN)/python -m benchmarks.fleet $(ARGS)
 
-gpu: ## what a first hour with a GPU should tell, in stages of 8 minutes (STAGE=parity, FRESH=1, PYTHON_GPU=)
+gpu: ## what a GPU gives: STAGE=table is what matters, in 7 minutes; without it all stages (FRESH=1, PYTHON_GPU=)
 	@$(PYTHON_GPU) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 		echo "Python 3.11 or newer is needed; name one: make gpu PYTHON_GPU=/path/to/python3" >&2; exit 1; }
-	$(OFFLINE) PYTHONPATH=. $(PYTHON_GPU) -m benchmarks.gpu run $(STAGE) $(if $(FRESH),--fresh) $(ARGS)
+	$(OFFLINE) $(PYTHON_GPU) -m benchmarks.gpu run $(STAGE) $(if $(FRESH),--fresh) $(ARGS)
 
 gpu-report: ## write what `make gpu` has found into docs/results.md and the log
-	PYTHONPATH=. $(PYTHON_GPU) -m benchmarks.gpu report $(ARGS)
+	$(PYTHON_GPU) -m benchmarks.gpu report $(ARGS)
+
+gpu-wheels: $(VENV)/.dev ## download what a machine with a GPU, torch and no network needs (ARGS="--python 3.12")
+	$(BIN)/python -m benchmarks.gpu wheels $(ARGS)
 
 vllm: $(VENV)/.demo $(VLLM)/.ready ## the connector for vLLM beside the engine: 5 minutes, and 2 GB to install (ARGS="-k name")
 	rm -rf build/vllm && mkdir -p build/vllm

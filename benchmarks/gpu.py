@@ -2,6 +2,7 @@
 
     python -m benchmarks.gpu run [STAGE ...] [--fresh] [--out runs/gpu]
     python -m benchmarks.gpu report [--out runs/gpu]
+    python -m benchmarks.gpu wheels [--out build/gpu-wheels] [--python 3.12]
 
 Each stage is a process of its own, ends at a deadline and writes <stage>.json, in which stands what
 it measured so far, and <stage>.log. One that has finished is left out the next time, unless sources
@@ -28,19 +29,20 @@ from collections.abc import Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 ROOT = Path(__file__).resolve().parent.parent
+PARTS = [str(ROOT / name) for name in (".", "retrievers", "integrations/eval")]
+"""Where what is imported stands in a checkout of which nothing is installed."""
+sys.path += [part for part in PARTS if part not in sys.path]
 DEADLINE_S = 480.0
 STAGES = {
+    "table": (7, "what matters most: attention beside float64; the 8B shape over 8,192, 32,768 and "
+              "131,072 tokens, citations on and off; 32 questions together; rows"),
     "environment": (1, "versions, driver, and rates of memory, matrix products and launches"),
     "tests": (3, "the tests that are marked gpu"),
     "parity": (3, "attention over segments beside float64: head sizes 64, 128, 256; 1, 4, 8 heads "
                "a kv head; windows of 1 to 4,096 tokens; fp16 and bf16"),
-    "speed-8k": (4, "every way of the bench over 8,192 tokens with the 8B shape"),
-    "speed-32k": (6, "the same over 32,768 tokens"),
-    "speed-128k": (8, "the same over 131,072 tokens, plain transformers bounded"),
-    "concurrency": (8, "32 questions together and one by one over 8,192 tokens, with citations"),
     "memory": (4, "peak memory of plain transformers and of windows over 32,768 and 131,072"),
     "profile": (2, "one decoded token over 32,768 tokens: kernels, launches, copies, gaps"),
 }  # fmt: skip
@@ -122,6 +124,43 @@ def lacking() -> str | None:
     return None
 
 
+WHEELS = ("rag-windows", "typer")
+"""Of which `wheels` are what the stages import, with all that they need but torch."""
+
+
+def wheels(folder: Path, python: str) -> int:
+    """Download what a machine needs that has torch and no network; the exit code is pip's.
+
+    Versions are those of this environment; ``python`` is the other machine's, such as "3.12".
+    """
+    needed: dict[str, str] = {}
+    waiting = [*WHEELS]
+    while waiting:
+        name = re.sub(r"[-_.]+", "-", waiting.pop()).lower()
+        if name in needed or name == "torch":
+            continue
+        found = importlib.metadata.distribution(name)
+        needed[name] = found.version
+        for line in found.requires or ():
+            # What extras or other systems ask for is not here.
+            wanted = re.split(r"[^\w.-]", line)[0]
+            with suppress(importlib.metadata.PackageNotFoundError):
+                if "extra ==" not in line and importlib.metadata.version(wanted):
+                    waiting.append(wanted)
+    del needed["rag-windows"]
+    lines = [f"{name}=={version}" for name, version in sorted(needed.items())]
+    print("\n".join(lines))
+    folder.mkdir(parents=True, exist_ok=True)
+    pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
+    only = ["--only-binary=:all:", f"--python-version={python}", f"--dest={folder}"]
+    code = subprocess.run([*pip, *only, *lines], check=False).returncode  # noqa: S603 - fixed words
+    size = sum(path.stat().st_size for path in folder.glob("*.whl"))
+    print(f"{len(lines)} wheels, {size / 2**20:.0f} MiB, in {folder}. There, without a network:")
+    print(f"  python3 -m pip install --no-index --no-deps --target site {folder}/*.whl")
+    print("  PYTHONPATH=site:. python3 -m benchmarks.gpu run table")
+    return code
+
+
 def run(
     asked: Sequence[str],
     out: Path,
@@ -179,7 +218,8 @@ def run_apart(path: Path, same: Record, deadline: float) -> Record:
     # What a stage leaves behind when it is stopped, windows on disk above all, lies in this folder.
     with tempfile.TemporaryDirectory(prefix="rag-windows-gpu-") as scratch, log.open("w") as stream:
         quiet = dict.fromkeys(("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "PYTHONUNBUFFERED"), "1")
-        folders = {"TMPDIR": scratch, "RAG_WINDOWS_CACHE_DIR": scratch, "PYTHONPATH": str(ROOT)}
+        path_ = os.pathsep.join([*PARTS, os.environ.get("PYTHONPATH", "")])
+        folders = {"TMPDIR": scratch, "RAG_WINDOWS_CACHE_DIR": scratch, "PYTHONPATH": path_}
         process = subprocess.Popen(  # noqa: S603 - this program itself
             [*COMMAND, str(path)],
             cwd=ROOT,
@@ -188,10 +228,13 @@ def run_apart(path: Path, same: Record, deadline: float) -> Record:
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
+        code: int | None = None
         try:
-            code: int | None = process.wait(timeout=deadline)
-        except subprocess.TimeoutExpired:
-            code = None
+            with log.open(encoding="utf-8", errors="replace") as written:
+                while code is None and time.monotonic() - begun < deadline:
+                    with suppress(subprocess.TimeoutExpired):
+                        code = process.wait(timeout=0.2)
+                    _show(written)
         finally:
             _end(process)
     record = read(path) or record
@@ -204,6 +247,16 @@ def run_apart(path: Path, same: Record, deadline: float) -> Record:
         record.update(status="failed", error=f"exit code {code}: {said[:500]}")
     write(path, record)
     return record
+
+
+def _show(written: TextIO) -> None:
+    """Print the lines of tables that were added to a log."""
+    while line := written.readline():
+        if not line.endswith("\n"):
+            written.seek(written.tell() - len(line.encode()))
+            return
+        if line.startswith("|"):
+            print(line, end="", flush=True)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
@@ -231,7 +284,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     reporter = commands.add_parser("report", help="write the tables into the documents")
     for one in (runner, reporter):
         one.add_argument("--out", type=Path, default=ROOT / "runs" / "gpu", help="records")
+    carried = commands.add_parser("wheels", help="download what a machine needs that has torch")
+    carried.add_argument("--out", type=Path, default=ROOT / "build" / "gpu-wheels", help="folder")
+    carried.add_argument("--python", default=".".join(map(str, sys.version_info[:2])))
     given = parser.parse_args(arguments)
+    if given.command == "wheels":
+        return wheels(given.out, given.python)
     if given.command == "report":
         from benchmarks.gpu_report import write_report
 

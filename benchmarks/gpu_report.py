@@ -2,23 +2,14 @@
 
 from __future__ import annotations
 
-import statistics
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from benchmarks.gpu import STAGES, Record, read
+from benchmarks.gpu_table import HEAD, cells
 from benchmarks.report import fill
-from rag_windows_eval.benchmark.result import (
-    MEMORY,
-    SEQUENTIAL,
-    BenchRow,
-    cost,
-    percent,
-    spread,
-    table,
-    times,
-)
+from rag_windows_eval.benchmark.result import table
 
 BLOCK = "gpu"
 """The name of the block that documents hold for the table."""
@@ -61,7 +52,7 @@ def summary(records: dict[str, Record]) -> Iterator[str]:
         f"{'; '.join(sorted(machines)) or 'No stage reached the device'}. Weights are random. "
         f"`make gpu`, {dates}."
     )
-    yield from ["", *_targets(records.get("speed-128k"))]
+    yield from ["", *_targets(records.get("table"))]
 
 
 def report(records: dict[str, Record]) -> Iterator[str]:
@@ -83,7 +74,7 @@ def report(records: dict[str, Record]) -> Iterator[str]:
             yield from [f"### {name}{open_}", ""]
             for bound in one["bounded"]:
                 yield from [f"Bounded: {bound}.", ""]
-            yield from [*SHOWN.get(name, _bench)(one["results"]), ""]
+            yield from [*SHOWN[name](one["results"]), ""]
 
 
 def _cell(text: str) -> str:
@@ -91,73 +82,19 @@ def _cell(text: str) -> str:
     return " ".join(text.replace("|", "/").replace("<", "&lt;").split())
 
 
-def _rows(results: Record) -> dict[str, BenchRow]:
-    """The rows of all runs of a stage, by their ways."""
-    return {row["name"]: BenchRow(**row) for one in results.values() for row in one["rows"]}
-
-
 def _targets(record: Record | None) -> Iterator[str]:
-    rows = _rows(record["results"]) if record else {}
-    ours, theirs = rows.get(MEMORY), rows.get(SEQUENTIAL)
-    costs = ours.citations_cost if ours else []
-    share = ours.roofline_decode_s / statistics.median(ours.decode_s) if ours else None
-    sooner = (
-        statistics.median(theirs.first_s) / statistics.median(ours.first_s)
-        if ours and theirs
-        else None
-    )
-    middle = statistics.median(costs) if costs else None
-    asked: list[tuple[str, str, str, bool | None]] = [
-        ("decode step with citations, against without", cost(costs), "at most 1.03x",
-         None if middle is None else middle <= 1.03),
-        ("decode step, share of the bandwidth roofline", "-" if share is None else percent(share),
-         "at least 60%", None if share is None else share >= 0.6),
-        ("first token from memory, against plain transformers",
-         times(theirs.first_s, ours.first_s) if ours and theirs else "-", "at least 300x",
-         None if sooner is None else sooner >= 300),
-    ]  # fmt: skip
-    finished = record is not None and record["status"] == "finished"
-    unknown = "not measured" if finished or record is None else f"stage {record['status']}"
-    lines = []
-    for name, reached, wanted, met in asked:
-        known = finished and met is not None
-        lines.append([name, reached, wanted, ("yes" if met else "no") if known else unknown])
-    yield from table(["8B shape, 131,072 tokens", "reached", "asked", "met"], lines)
-
-
-def _bench(results: Record) -> Iterator[str]:
-    """The rows of a stage's runs of the bench, those of one context in one table."""
-    runs = list(results.values())
-    made = [(one["context"], one["window"], BenchRow(**row)) for one in runs for row in one["rows"]]
-    bases = {context: row for context, _, row in made if row.name == SEQUENTIAL}
+    """The lines of the table that something was asked of."""
     lines = [
-        [
-            f"{context:,} in {window:,}",
-            row.name,
-            spread(row.first_s, "s"),
-            times(bases[context].first_s if context in bases else [], row.first_s),
-            spread([step * 1000 for step in row.decode_s], "ms"),
-            times(bases[context].decode_s if context in bases else [], row.decode_s),
-            percent(row.roofline_decode_s / statistics.median(row.decode_s)),
-            cost(row.citations_cost),
-        ]
-        for context, window, row in made
+        one for one in (record["results"].get("lines", []) if record else []) if one.get("asked")
     ]
-    head = ["tokens in windows of", "way", "first token", "sooner", "decode step", "faster"]
-    head += ["of the roofline", "citations cost"]
-    yield from table(head, lines)
-    for one in runs:
-        if one["concurrency"]:
-            alone = one["concurrency"][0]["seconds"]
-            head = ["questions", "way", "seconds for all", "by the first", "citations cost"]
-            lines = [
-                [
-                    *(f"{way['questions']}", way["name"], spread(way["seconds"], "s")),
-                    *(times(alone, way["seconds"]), cost(way["citations_cost"])),
-                ]
-                for way in one["concurrency"]
-            ]
-            yield from ["", *table(head, lines)]
+    if not lines:
+        yield "`make gpu STAGE=table` has not reached what is asked for."
+        return
+    yield from table(HEAD, map(cells, lines))
+
+
+def _table(results: Record) -> Iterator[str]:
+    yield from table(HEAD, map(cells, results["lines"]))
 
 
 def _memory(results: Record) -> Iterator[str]:
@@ -239,6 +176,7 @@ def _tests(results: Record) -> Iterator[str]:
 
 
 SHOWN: dict[str, Callable[[Record], Iterator[str]]] = {
+    "table": _table,
     "environment": _environment,
     "tests": _tests,
     "parity": _parity,

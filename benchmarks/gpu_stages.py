@@ -6,7 +6,6 @@ once, so that a deadline takes nothing away. With a stand-in, sizes are tiny and
 
 from __future__ import annotations
 
-import gc
 import itertools
 import platform
 import re
@@ -25,7 +24,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from pydantic import TypeAdapter
 from torch.profiler import ProfilerActivity
 from torch.profiler import profile as profiling
 
@@ -34,19 +32,13 @@ from rag_windows.attention import backends
 from rag_windows.attention.native import kernel as native
 from rag_windows.attention.segments import Queries, Reading, Rows, Segment, Segments
 from rag_windows.attention.segments import read as attention
-from rag_windows.errors import RagWindowsError
 from rag_windows_eval.benchmark.answers import Clock, plain, seconds, warm_cache, windowed
 from rag_windows_eval.benchmark.result import (
     COLD,
-    DISK,
-    MEMORY,
     SEQUENTIAL,
-    TOKENS,
-    UNCITED,
     BenchPlan,
-    Result,
 )
-from rag_windows_eval.benchmark.run import peak_bytes, run, wrapped
+from rag_windows_eval.benchmark.run import peak_bytes, wrapped
 from rag_windows_eval.benchmark.workload import BenchTexts, token_bytes, weight_bytes
 
 BIG = BenchPlan("llama-3.1-8b", device="cuda", dtype="bfloat16", window=256, rounds=3, memory=False)
@@ -97,7 +89,7 @@ class Stage:
         """Let what fails here be told and stop nothing else."""
         try:
             yield
-        except (RuntimeError, RagWindowsError) as error:
+        except Exception as error:  # noqa: BLE001 - it costs what is inside alone
             traceback.print_exc()
             self.errors.append(f"{name}: {' '.join(str(error).split())[:300]}")
 
@@ -106,18 +98,6 @@ class Stage:
         error = left_out or "; ".join(self.errors) or None
         status = "not run" if left_out else "failed" if error else "finished"
         write(self.path, self.record | {"status": status, "error": error})
-
-    def time(self, name: str, **changes: Any) -> None:
-        """Keep the result of the bench for the 8B shape with these options."""
-        plan = replace(BIG, **changes)
-        if self.stand_in:
-            plan = replace(SMALL, way=plan.way, questions=plan.questions and 2)
-        with self.trying(name):
-            result = run(plan, "make gpu", print)
-            self.keep(name, TypeAdapter(Result).dump_python(result, mode="json"))
-        gc.collect()
-        if not self.stand_in:
-            torch.cuda.empty_cache()
 
 
 def smi(*fields: str) -> dict[str, str]:
@@ -321,25 +301,11 @@ def backends_of(names: set[str]) -> str:
     return " + ".join(found) or "reference"
 
 
-def speed(context: int, **changes: Any) -> Callable[[Stage], None]:
-    """All ways over a context, in turns."""
-    return lambda stage: stage.time("all", context=context, **changes)
+def table(stage: Stage) -> None:
+    """What matters most, in seven minutes."""
+    from benchmarks.gpu_table import table as lines  # which needs this module
 
-
-def speed_128k(stage: Stage) -> None:
-    """What the targets ask for first; then, once each, what takes long here."""
-    long: dict[str, Any] = {"context": 131_072, "window": 1024}
-    stage.time("warm", **long, way=[MEMORY, MEMORY + UNCITED, TOKENS, TOKENS + UNCITED])
-    stage.bounded(f'"{SEQUENTIAL}" has one round of 16 tokens, "{COLD}" and "{DISK}" one round')
-    stage.time("sequential", **long, way=[SEQUENTIAL], rounds=1, new_tokens=16)
-    for name, way in (("cold", COLD), ("disk", DISK)):
-        stage.time(name, **long, way=[way], rounds=1)
-
-
-def concurrency(stage: Stage) -> None:
-    """32 questions at once, whose windows are warm."""
-    stage.bounded("one round of each")
-    stage.time("32 questions", context=8192, questions=32, way=[MEMORY], rounds=1)
+    lines(stage)
 
 
 def memory(stage: Stage) -> None:
@@ -445,13 +411,10 @@ def summed(rows: list[Any], tokens: int, device: str) -> dict[str, Any]:
 
 
 RUN: dict[str, Callable[[Stage], str | None]] = {
+    "table": table,
     "environment": environment,
     "tests": tests,
     "parity": parity,
-    "speed-8k": speed(8192),
-    "speed-32k": speed(32_768),
-    "speed-128k": speed_128k,
-    "concurrency": concurrency,
     "memory": memory,
     "profile": profile,
 }

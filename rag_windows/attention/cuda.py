@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
-from functools import cache, lru_cache, partial
+from functools import lru_cache, partial
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -31,6 +31,7 @@ from rag_windows.attention.backends import (
 )
 from rag_windows.attention.native.build import SingleFlight
 from rag_windows.attention.native.kernel import NAME
+from rag_windows.attention.torch_functions import flex, varlen
 from rag_windows.errors import RagWindowsError
 
 logger = logging.getLogger(__name__)
@@ -50,37 +51,14 @@ BUSY = 256
 kernel folds heads itself, and cuts long sequences."""
 
 
-def _varlen(*asked: Any, **options: Any) -> Any:
-    # Imported where it is used: it takes two seconds.
-    from torch.nn.attention.varlen import AuxRequest, varlen_attn
-
-    return varlen_attn(*asked, return_aux=AuxRequest(lse=True), **options)
-
-
-@cache
-def _compiled() -> Callable[..., Any]:
-    from torch.nn.attention.flex_attention import flex_attention
-
-    # Sizes of 1 are compiled separately: a few dozen shapes at most. Type stubs lack the limit.
-    compiled: Any = torch.compile
-    return compiled(flex_attention, dynamic=True, recompile_limit=64)
-
-
-def _flex(*asked: Any, **options: Any) -> Any:
-    from torch.nn.attention.flex_attention import AuxRequest
-
-    output, aux = _compiled()(*asked, return_aux=AuxRequest(lse=True), **options)
-    return output, aux.lse
-
-
 class Functions(NamedTuple):
     """PyTorch's `varlen_attn` and `flex_attention` for a type of device, with their log-sum-exps.
 
     Those of ``varlen`` are (rows, heads), as documented, or (heads, rows), as kernels have it.
     """
 
-    varlen: Callable[..., Any] = _varlen
-    flex: Callable[..., Any] = _flex
+    varlen: Callable[..., Any] = varlen
+    flex: Callable[..., Any] = flex
     dtypes: tuple[torch.dtype, ...] = (torch.float16, torch.bfloat16)
 
 
