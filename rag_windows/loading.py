@@ -10,11 +10,10 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
-from importlib import import_module, resources
+from importlib import resources
 from pathlib import Path
 from typing import Any, TypeVar
 
-import numpy
 import torch
 from transformers import (
     AutoConfig,
@@ -29,6 +28,7 @@ from transformers import (
 from transformers.utils import CONFIG_NAME, find_adapter_config_file
 from transformers.utils import logging as transformers_logging
 
+from rag_windows import gguf_loading
 from rag_windows.errors import (
     InputError,
     ModelLoadError,
@@ -206,7 +206,7 @@ def load(
         raise ModelLoadError(
             f"dtype={dtype!r} is unknown. Use 'auto', 'float32', 'bfloat16' or 'float16'."
         )
-    with _explained(model), _gguf_headers(kwargs):
+    with _explained(model), gguf_loading.reading(kwargs):
         base = _base_of(source, kwargs)
         if tokenizer is None:
             tokenizer = _tokenizer(source, base, _hub(kwargs))
@@ -227,7 +227,7 @@ loaded meanwhile would keep weights that nobody has set."""
 def load_config(model: str | Path, **kwargs: Any) -> PreTrainedConfig:
     """Only a model's configuration, no weights; arguments and errors as in `load`."""
     source, kwargs = _located(model, kwargs)
-    with _explained(model), _gguf_headers(kwargs):
+    with _explained(model), gguf_loading.reading(kwargs):
         return AutoConfig.from_pretrained(_base_of(source, kwargs) or source, **_hub(kwargs))
 
 
@@ -235,7 +235,7 @@ def load_tokenizer(name: str | Path, **kwargs: Any) -> PreTrainedTokenizerBase:
     """Only a tokenizer, with options of its own; adapters, GGUF files and errors as in `load`."""
     _refuse_remote_code(kwargs, "tokenizer", "as tokenizer=")
     source, kwargs = _located(name, kwargs, whole=False)
-    with _explained(name), _gguf_headers(kwargs):
+    with _explained(name), gguf_loading.reading(kwargs):
         return _tokenizer(source, _base_of(source, kwargs), kwargs)
 
 
@@ -356,47 +356,6 @@ def _unpacked(source: str, kwargs: dict[str, Any]) -> dict[str, Any]:
         )
     rest = {name: value for name, value in kwargs.items() if name != "dequantize"}
     return {**rest, "quantization_config": GgufConfig(dequantize=True)}
-
-
-_reading_gguf = threading.Lock()
-
-
-@contextmanager
-def _gguf_headers(kwargs: Mapping[str, Any]) -> Iterator[None]:
-    """Let the header of a GGUF file be parsed once, if one is loaded.
-
-    transformers parses it for the configuration, the tokenizer and the weights, each time some
-    hundred thousand entries of the vocabulary. Each is a slice of a memory map, and numpy takes
-    several times as long for one as for a slice of an array over the same memory.
-    """
-    if kwargs.get("gguf_file") is None:
-        yield
-        return
-    with _reading_gguf:
-        module: Any = import_module("gguf")
-        usual = module.GGUFReader
-
-        class Reader(usual):  # type: ignore[misc, valid-type]  # of a package that may be missing
-            @property
-            def data(self) -> Any:
-                return self._data
-
-            @data.setter
-            def data(self, mapped: Any) -> None:
-                self._data = mapped.view(numpy.ndarray)
-
-        parsed: dict[Any, Reader] = {}
-
-        def read(path: Any) -> Reader:
-            if path not in parsed:
-                parsed[path] = Reader(path)
-            return parsed[path]
-
-        module.GGUFReader = read
-        try:
-            yield
-        finally:
-            module.GGUFReader = usual
 
 
 _LATE_S = 5.0
