@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import struct
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
@@ -19,6 +19,8 @@ from typing import Any
 import numpy as np
 import torch
 from transformers import modeling_gguf_pytorch_utils as loader
+
+from rag_windows import packed_weights
 
 _lock = threading.Lock()
 
@@ -35,8 +37,11 @@ _PIECE = 2**18
 
 
 @contextmanager
-def reading(kwargs: Mapping[str, Any]) -> Iterator[None]:
-    """Let transformers read a GGUF file as above, if ``kwargs`` name one by ``gguf_file``."""
+def reading(kwargs: Mapping[str, Any], *, int8: bool = False) -> Iterator[None]:
+    """Let transformers read a GGUF file as above, if ``kwargs`` name one by ``gguf_file``.
+
+    With ``int8`` weights are packed (`packed_weights`) as they enter the model, where that can be.
+    """
     if kwargs.get("gguf_file") is None:
         yield
         return
@@ -54,10 +59,8 @@ def reading(kwargs: Mapping[str, Any]) -> Iterator[None]:
         ) -> dict[str, Any]:
             made = {key: dict(part) for key, part in described(path).items()}
             if return_tensors:
-                dtype = torch_dtype or torch.float32
-                tensors = _tensors(
-                    package, reader(path), path, made["config"], model_to_load, dtype
-                )
+                file = _File(package, reader(path), path, torch_dtype or torch.float32)
+                tensors = file.tensors(made["config"], model_to_load, int8=int8)
                 if tensors is None:
                     return usual[2](path, True, model_to_load, torch_dtype)
                 made["tensors"] = tensors
@@ -114,62 +117,113 @@ def _reader_class(package: Any) -> Any:
     return Reader
 
 
-def _tensors(
-    package: Any, reader: Any, path: Any, config: Mapping[str, Any], model: Any, dtype: torch.dtype
-) -> dict[str, _Deferred] | None:
-    """The file's tensors by the model's names, none of them read; None if some are rearranged."""
-    architecture = bytes(reader.fields["general.architecture"].parts[-1]).decode()
-    processor = loader.TENSOR_PROCESSORS.get(architecture, loader.TensorProcessor)(config=config)
-    changed = _CHANGED.get(type(processor))
-    if changed is None or reader.byte_order != "I":
-        return None
-    names = loader.get_gguf_hf_weights_map(model, processor)
-    made = {}
-    for one in reader.tensors:
-        if one.name in names:
-            own = processor if any(part in one.name for part in changed) else None
-            made[names[one.name]] = _Deferred(package, path, one, dtype, own)
-    return made
+class _File:
+    """A file whose tensors are read for a model of one dtype."""
+
+    def __init__(self, package: Any, reader: Any, path: Any, dtype: torch.dtype) -> None:
+        self._package, self._reader, self._path, self._dtype = package, reader, path, dtype
+
+    def tensors(
+        self, config: Mapping[str, Any], model: Any, *, int8: bool
+    ) -> dict[str, _Deferred] | None:
+        """Tensors by the model's names, none of them read; None if some would be rearranged."""
+        architecture = bytes(self._reader.fields["general.architecture"].parts[-1]).decode()
+        processor = loader.TENSOR_PROCESSORS.get(architecture, loader.TensorProcessor)(config)
+        changed = _CHANGED.get(type(processor))
+        if changed is None or self._reader.byte_order != "I":
+            return None
+        names = loader.get_gguf_hf_weights_map(model, processor)
+        tied = {*model.all_tied_weights_keys, *model.all_tied_weights_keys.values()}
+        scales = packed_weights.prepare(model, tied, self._dtype) if int8 else {}
+        made = {}
+        for stored in self._reader.tensors:
+            name = names.get(stored.name)
+            if name is None:
+                continue
+            own = processor if any(part in stored.name for part in changed) else None
+            if name in scales:
+                both = _Once(functools.partial(self._packed, stored, own))
+                made[name] = _Deferred(functools.partial(both, 0))
+                made[scales[name]] = _Deferred(functools.partial(both, 1))
+            else:
+                made[name] = _Deferred(functools.partial(self._unpacked, stored, own))
+        return made
+
+    def _unpacked(self, stored: Any, processor: Any) -> torch.Tensor:
+        """A tensor in the model's dtype."""
+        if processor is not None:
+            return self._processed(stored, processor).to(self._dtype)
+        rows, width = _size(stored)
+        numbers = torch.empty(rows, width, dtype=self._dtype)
+        for first, some in self._pieces(stored):
+            numbers[first : first + len(some)] = some
+        return numbers.view(_shape(stored))
+
+    def _packed(self, stored: Any, processor: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        """Numbers and scales of a matrix."""
+        if processor is not None:
+            return packed_weights.quantized(self._processed(stored, processor), self._dtype)
+        rows, width = _size(stored)
+        numbers = torch.empty(rows, width, dtype=torch.int8)
+        scales = torch.empty(rows, dtype=self._dtype)
+        for first, some in self._pieces(stored):
+            piece = slice(first, first + len(some))
+            numbers[piece], scales[piece] = packed_weights.quantized(some, self._dtype)
+        return numbers, scales
+
+    def _processed(self, stored: Any, processor: Any) -> torch.Tensor:
+        """A tensor in fp32 as transformers changes it."""
+        whole = torch.cat([some for _, some in self._pieces(stored)]).view(_shape(stored))
+        made = processor.process(weights=whole.numpy(), name=stored.name).weights
+        return torch.from_numpy(np.ascontiguousarray(made))
+
+    def _pieces(self, stored: Any) -> Iterator[tuple[int, torch.Tensor]]:
+        """Rows in fp32 (some, width) with the number of the first; never many at a time."""
+        rows, width = _size(stored)
+        row_bytes, step = stored.n_bytes // rows, max(1, _PIECE // width)
+        for first in range(0, rows, step):
+            count = min(step, rows - first) * row_bytes
+            # Pages of a memory map that were read would count as memory of this process.
+            at = stored.data_offset + first * row_bytes
+            some = np.fromfile(self._path, np.uint8, count, offset=at)
+            # gguf goes row by row, so a piece is one row.
+            made = self._package.dequantize(some[None], stored.tensor_type)
+            yield first, torch.from_numpy(made.reshape(-1, width))
+
+
+def _shape(stored: Any) -> tuple[int, ...]:
+    return tuple(int(size) for size in reversed(stored.shape))
+
+
+def _size(stored: Any) -> tuple[int, int]:
+    """Rows and numbers of a row; a vector is one row."""
+    width = int(stored.shape[0])
+    return int(stored.n_elements) // width, width
+
+
+class _Once:
+    """Tensors that the first thread that asks for one of them makes, for the others as well."""
+
+    def __init__(self, make: Callable[[], tuple[torch.Tensor, ...]]) -> None:
+        self._make, self._lock = make, threading.Lock()
+        self._made: tuple[torch.Tensor, ...] | None = None
+
+    def __call__(self, which: int) -> torch.Tensor:
+        with self._lock:
+            if self._made is None:
+                self._made = self._make()
+            return self._made[which]
 
 
 class _Deferred:
-    """A tensor of a file, unpacked when transformers asks for it.
+    """A tensor that is made when transformers asks for it; it looks like a slice of safetensors."""
 
-    It has what transformers takes from slices of safetensors files. ``processor`` changes its
-    numbers, if there is one.
-    """
-
-    def __init__(
-        self, package: Any, path: Any, stored: Any, dtype: torch.dtype, processor: Any
-    ) -> None:
-        self._package, self._path, self._stored = package, path, stored
-        self._dtype, self._processor = dtype, processor
-        self.shape = tuple(int(size) for size in reversed(stored.shape))
+    def __init__(self, make: Callable[[], torch.Tensor]) -> None:
+        self._make = make
 
     def get_dtype(self) -> str:
         """Its type by safetensors' name, which says only that it may be cast to the model's."""
         return "F32"
 
     def __getitem__(self, place: Any) -> torch.Tensor:
-        if self._processor is None:
-            return self._unpacked(self._dtype)[place]
-        numbers = self._unpacked(torch.float32).numpy()
-        made = self._processor.process(weights=numbers, name=self._stored.name).weights
-        return torch.from_numpy(np.ascontiguousarray(made)).to(self._dtype)[place]
-
-    def _unpacked(self, dtype: torch.dtype) -> torch.Tensor:
-        """All numbers; in pieces, so that those in float32 never take much memory."""
-        size, block_bytes = self._package.GGML_QUANT_SIZES[self._stored.tensor_type]
-        blocks = self._stored.n_bytes // block_bytes
-        numbers = torch.empty(blocks * size, dtype=dtype)
-        step = max(1, _PIECE // size)
-        for first in range(0, blocks, step):
-            at = self._stored.data_offset + first * block_bytes
-            # Pages of a memory map that were read would count as memory of this process.
-            some = np.fromfile(
-                self._path, np.uint8, min(step, blocks - first) * block_bytes, offset=at
-            )
-            # gguf goes row by row, so a piece is one row.
-            made = self._package.dequantize(some[None], self._stored.tensor_type).reshape(-1)
-            numbers[first * size :][: len(made)] = torch.from_numpy(made)
-        return numbers.view(self.shape)
+        return self._make()[place]

@@ -28,7 +28,7 @@ from transformers import (
 from transformers.utils import CONFIG_NAME, find_adapter_config_file
 from transformers.utils import logging as transformers_logging
 
-from rag_windows import gguf_loading
+from rag_windows import gguf_loading, packed_weights
 from rag_windows.errors import (
     InputError,
     ModelLoadError,
@@ -201,13 +201,19 @@ def load(
     _refuse_remote_code(kwargs, "model", "to from_pretrained")
     source, kwargs = _located(model, kwargs)
     place, moved = _placed(device_map)
+    int8 = _packed(kwargs.pop("quantization", None), kwargs, device_map)
     dtype = kwargs.get("dtype", "auto")
     if isinstance(dtype, str) and dtype != "auto" and not hasattr(torch, dtype):
         raise ModelLoadError(
             f"dtype={dtype!r} is unknown. Use 'auto', 'float32', 'bfloat16' or 'float16'."
         )
-    with _explained(model), gguf_loading.reading(kwargs):
+    with _explained(model), gguf_loading.reading(kwargs, int8=int8):
         base = _base_of(source, kwargs)
+        if int8 and base is not None:
+            raise InputError(
+                "The option quantization can't be combined with an adapter. Leave it out, or merge "
+                "the adapter into its model first."
+            )
         if tokenizer is None:
             tokenizer = _tokenizer(source, base, _hub(kwargs))
         with _one_at_a_time, _late_bars():
@@ -216,6 +222,8 @@ def load(
             )
         if moved is not None:
             loaded = loaded.to(moved)
+    if int8:
+        packed_weights.pack(loaded)
     return loaded, tokenizer
 
 
@@ -324,6 +332,35 @@ def _placed(device_map: Any) -> tuple[dict[str, Any], Any]:
         require(f"device_map={device_map!r}", "accelerate", extra="cuda")
     # Without accelerate there is one device only, so the best is the first.
     return {}, "cuda" if device_map is None else device_map
+
+
+QUANTIZATIONS = ("int8",)
+"""Forms in which weights are packed here; transformers has others, as ``quantization_config``."""
+
+
+def _packed(asked: str | None, kwargs: Mapping[str, Any], device_map: Any) -> bool:
+    """Whether weights are to be packed to 8 bits."""
+    if asked is None:
+        return False
+    if asked not in QUANTIZATIONS:
+        raise InputError(
+            f"quantization must be one of {list(QUANTIZATIONS)}, not {asked!r}. Give any other "
+            "form as quantization_config."
+        )
+    others = [name for name in kwargs if name.startswith(_QUANTIZATION)]
+    others += [name for name in ("quantization_config", "dequantize") if kwargs.get(name)]
+    if others:
+        raise InputError(
+            f"The option quantization can't be combined with {', '.join(sorted(others))}. Leave "
+            "one out."
+        )
+    device = best_device() if device_map is None else device_map
+    if str(device) != "cpu":
+        raise InputError(
+            f"quantization={asked!r} is for CPUs, not for the device {device}. Give "
+            'device_map="cpu", or load_in_8bit=True instead.'
+        )
+    return True
 
 
 def _quantized(kwargs: dict[str, Any]) -> dict[str, Any]:
