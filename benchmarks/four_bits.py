@@ -14,8 +14,8 @@ interpreter that has it), with its prompt cache, as its users run it. What is me
 - memory: the largest resident size of the process.
 
 A prompt cache finds the longest beginning that it has seen. So "reordered" begins with another
-passage. ``WindowedLM`` keeps its windows in memory, which is what ``cache=True`` does, and its
-weights as transformers unpacks them from the file: it keeps no model packed that is served here.
+passage. ``WindowedLM`` keeps its windows in memory, which is what ``cache=True`` does. Its weights
+are unpacked from the file to a dtype, or packed to 8 bits ("int8"), which computes in bfloat16.
 """
 
 from __future__ import annotations
@@ -86,15 +86,22 @@ def llama(model: str, threads: int) -> Ask:
     return ask
 
 
-def windowed(model: str, threads: int, method: str, dtype: str) -> Ask:
-    """`WindowedLM` with a passage cache in memory, its weights unpacked to a dtype."""
+def windowed(model: str, threads: int, method: str, form: str) -> Ask:
+    """`WindowedLM` with a passage cache in memory, its weights unpacked to a dtype or packed."""
     import torch
 
     from rag_windows import PassageCache, WindowedLM
 
     torch.set_num_threads(threads)
     cache = PassageCache(memory="4GiB")
-    lm = WindowedLM.from_pretrained(model, method=method, cache=cache, dtype=dtype)
+    lm = WindowedLM.from_pretrained(
+        model,
+        method=method,
+        cache=cache,
+        dtype="bfloat16" if form == "int8" else form,
+        quantization="int8" if form == "int8" else None,
+        device_map="cpu",
+    )
 
     def ask(texts: Sequence[str], question: str, new: int) -> tuple[float, float]:
         timings = lm.generate(
@@ -148,12 +155,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description="Four bits: llama.cpp and WindowedLM.")
     parser.add_argument("model", help="a GGUF file")
-    parser.add_argument("--dtypes", default="float32,bfloat16")
+    parser.add_argument("--weights", default="float32,bfloat16,int8")
     parser.add_argument("--contexts", default="2048,8192")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--methods", default="auto,pcw")
     parser.add_argument("--llama-python", default=sys.executable)
+    parser.add_argument("--without-llama", action="store_true", help="only our conditions")
     parser.add_argument("--out", type=Path, help="file for one line of JSON a run")
     parser.add_argument("--condition", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
@@ -163,8 +171,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         run(options)
         return
     methods = options.methods.split(",")
-    dtypes = options.dtypes.split(",")
-    conditions = ["llama.cpp", *(f"{dtype} {method}" for dtype in dtypes for method in methods)]
+    forms = options.weights.split(",")
+    conditions = [] if options.without_llama else ["llama.cpp"]
+    conditions += [f"{form} {method}" for form in forms for method in methods]
     made: list[dict[str, Any]] = []
     for _ in range(options.rounds):
         for condition in conditions:

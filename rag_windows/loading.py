@@ -10,11 +10,10 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
-from importlib import import_module, resources
+from importlib import resources
 from pathlib import Path
 from typing import Any, TypeVar
 
-import numpy
 import torch
 from transformers import (
     AutoConfig,
@@ -29,6 +28,7 @@ from transformers import (
 from transformers.utils import CONFIG_NAME, find_adapter_config_file
 from transformers.utils import logging as transformers_logging
 
+from rag_windows import gguf_loading, packed_weights
 from rag_windows.errors import (
     InputError,
     ModelLoadError,
@@ -201,13 +201,19 @@ def load(
     _refuse_remote_code(kwargs, "model", "to from_pretrained")
     source, kwargs = _located(model, kwargs)
     place, moved = _placed(device_map)
+    int8 = _packed(kwargs.pop("quantization", None), kwargs, device_map)
     dtype = kwargs.get("dtype", "auto")
     if isinstance(dtype, str) and dtype != "auto" and not hasattr(torch, dtype):
         raise ModelLoadError(
             f"dtype={dtype!r} is unknown. Use 'auto', 'float32', 'bfloat16' or 'float16'."
         )
-    with _explained(model), _gguf_headers(kwargs):
+    with _explained(model), gguf_loading.reading(kwargs, int8=int8):
         base = _base_of(source, kwargs)
+        if int8 and base is not None:
+            raise InputError(
+                "The option quantization can't be combined with an adapter. Leave it out, or merge "
+                "the adapter into its model first."
+            )
         if tokenizer is None:
             tokenizer = _tokenizer(source, base, _hub(kwargs))
         with _one_at_a_time, _late_bars():
@@ -216,6 +222,8 @@ def load(
             )
         if moved is not None:
             loaded = loaded.to(moved)
+    if int8:
+        packed_weights.pack(loaded)
     return loaded, tokenizer
 
 
@@ -227,7 +235,7 @@ loaded meanwhile would keep weights that nobody has set."""
 def load_config(model: str | Path, **kwargs: Any) -> PreTrainedConfig:
     """Only a model's configuration, no weights; arguments and errors as in `load`."""
     source, kwargs = _located(model, kwargs)
-    with _explained(model), _gguf_headers(kwargs):
+    with _explained(model), gguf_loading.reading(kwargs):
         return AutoConfig.from_pretrained(_base_of(source, kwargs) or source, **_hub(kwargs))
 
 
@@ -235,7 +243,7 @@ def load_tokenizer(name: str | Path, **kwargs: Any) -> PreTrainedTokenizerBase:
     """Only a tokenizer, with options of its own; adapters, GGUF files and errors as in `load`."""
     _refuse_remote_code(kwargs, "tokenizer", "as tokenizer=")
     source, kwargs = _located(name, kwargs, whole=False)
-    with _explained(name), _gguf_headers(kwargs):
+    with _explained(name), gguf_loading.reading(kwargs):
         return _tokenizer(source, _base_of(source, kwargs), kwargs)
 
 
@@ -326,6 +334,35 @@ def _placed(device_map: Any) -> tuple[dict[str, Any], Any]:
     return {}, "cuda" if device_map is None else device_map
 
 
+QUANTIZATIONS = ("int8",)
+"""Forms in which weights are packed here; transformers has others, as ``quantization_config``."""
+
+
+def _packed(asked: str | None, kwargs: Mapping[str, Any], device_map: Any) -> bool:
+    """Whether weights are to be packed to 8 bits."""
+    if asked is None:
+        return False
+    if asked not in QUANTIZATIONS:
+        raise InputError(
+            f"quantization must be one of {list(QUANTIZATIONS)}, not {asked!r}. Give any other "
+            "form as quantization_config."
+        )
+    others = [name for name in kwargs if name.startswith(_QUANTIZATION)]
+    others += [name for name in ("quantization_config", "dequantize") if kwargs.get(name)]
+    if others:
+        raise InputError(
+            f"The option quantization can't be combined with {', '.join(sorted(others))}. Leave "
+            "one out."
+        )
+    device = best_device() if device_map is None else device_map
+    if str(device) != "cpu":
+        raise InputError(
+            f"quantization={asked!r} is for CPUs, not for the device {device}. Give "
+            'device_map="cpu", or load_in_8bit=True instead.'
+        )
+    return True
+
+
 def _quantized(kwargs: dict[str, Any]) -> dict[str, Any]:
     """The arguments, those of BitsAndBytesConfig gathered where transformers takes them."""
     gathered = {key: kwargs[key] for key in kwargs if key.startswith(_QUANTIZATION)}
@@ -356,47 +393,6 @@ def _unpacked(source: str, kwargs: dict[str, Any]) -> dict[str, Any]:
         )
     rest = {name: value for name, value in kwargs.items() if name != "dequantize"}
     return {**rest, "quantization_config": GgufConfig(dequantize=True)}
-
-
-_reading_gguf = threading.Lock()
-
-
-@contextmanager
-def _gguf_headers(kwargs: Mapping[str, Any]) -> Iterator[None]:
-    """Let the header of a GGUF file be parsed once, if one is loaded.
-
-    transformers parses it for the configuration, the tokenizer and the weights, each time some
-    hundred thousand entries of the vocabulary. Each is a slice of a memory map, and numpy takes
-    several times as long for one as for a slice of an array over the same memory.
-    """
-    if kwargs.get("gguf_file") is None:
-        yield
-        return
-    with _reading_gguf:
-        module: Any = import_module("gguf")
-        usual = module.GGUFReader
-
-        class Reader(usual):  # type: ignore[misc, valid-type]  # of a package that may be missing
-            @property
-            def data(self) -> Any:
-                return self._data
-
-            @data.setter
-            def data(self, mapped: Any) -> None:
-                self._data = mapped.view(numpy.ndarray)
-
-        parsed: dict[Any, Reader] = {}
-
-        def read(path: Any) -> Reader:
-            if path not in parsed:
-                parsed[path] = Reader(path)
-            return parsed[path]
-
-        module.GGUFReader = read
-        try:
-            yield
-        finally:
-            module.GGUFReader = usual
 
 
 _LATE_S = 5.0

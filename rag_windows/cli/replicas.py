@@ -72,6 +72,7 @@ def fleet_options(search: SearchOptions, model: LoadOptions, **more: Any) -> Fle
             device=model.device,
             dtype=model.dtype,
             dequantize=model.dequantize,
+            quantization=model.quantization,
             method=None if method is None else describe(method),
             profile=None if model.profile is None else anywhere(model.profile),
             max_window_tokens=model.max_window_tokens,

@@ -29,6 +29,7 @@ class FleetOptions(BaseModel):
         device: "auto", "cpu", "cuda" or "cuda:N", of what Ray gives a reader.
         dtype: number format of the weights.
         dequantize: whether to unpack the weights of a GGUF file.
+        quantization: "int8" packs weights into 8 bits each, on CPUs.
         method: how windows are read: "ape:scale=0.9", or what `rag_windows.integration.describe`
             made of a method. None for the profile's, or APE.
         profile: file that ``rag-windows compare`` wrote.
@@ -62,6 +63,7 @@ class FleetOptions(BaseModel):
     device: str = "auto"
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     dequantize: bool = False
+    quantization: Literal["int8"] | None = None
     method: str | Mapping[str, Any] | None = None
     profile: str | None = None
     max_window_tokens: int | None = Field(default=None, ge=1)
@@ -119,6 +121,7 @@ class FleetOptions(BaseModel):
             self.model or "tiny-reader",
             dtype=self.dtype,
             dequantize=self.dequantize,
+            quantization=self.quantization,
             device_map=None if self.device == "auto" else self.device,
             method=None if self.method is None else method_of(self.method),
             profile=self.profile,
