@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from pydantic import TypeAdapter
 
-from benchmarks import cache, look_alikes, recall, report, serve
+from benchmarks import cache, inscit_passages, look_alikes, recall, report, serve
 from rag_windows_eval.benchmark.result import BenchPlan, Result
 from rag_windows_eval.benchmark.run import run
 from rag_windows_eval.inscit import InscitTask
@@ -42,6 +42,39 @@ def test_records_look_alike_and_one_has_the_answer(
         assert subject in row["question"]
     (task,) = [PassagesTask.read(str(path), sizes=(8,))]
     assert {len(one.passages) for one in task.examples} == {8}
+
+
+def test_inscits_turns_bring_their_evidence_and_what_a_search_finds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def label(*names: str) -> dict[str, Any]:
+        told = [
+            {"passage_id": name, "passage_titles": [name], "passage_text": f"{name} is a cheese."}
+            for name in names
+        ]
+        return {"response": f"{names}", "responseType": "directAnswer", "evidence": told}
+
+    many = [f"Cheese {number}" for number in range(6)]
+    context = ["Which cheese is Brie?", "A cheese.", "And Camembert, is it a cheese?"]
+    turns = [
+        {"context": context[:1], "labels": [label("Brie")]},
+        {"context": context, "labels": [label("Camembert"), label("Brie")]},
+        {"context": ["What are they?"], "labels": [label(*many)]},
+        {"context": ["Who are you?"], "labels": [label()]},
+    ]
+    data, out = tmp_path / "dev.json", tmp_path / "inscit.jsonl"
+    data.write_text(json.dumps({"one": {"turns": turns}}))
+    monkeypatch.setattr("sys.argv", ["inscit_passages.py", str(data), "--out", str(out)])
+    inscit_passages.main()
+    found = {row["id"]: row for row in map(json.loads, out.read_text().splitlines())}
+    # One turn has no evidence, and one has too much.
+    assert found.keys() == {"one/1", "one/2"}
+    assert found["one/2"]["question"] == context
+    for key, wanted in {"one/1": {"Brie"}, "one/2": {"Camembert", "Brie"}}.items():
+        read = found[key]["passages"]
+        assert {one["title"] for one in read if one["right"]} == wanted
+        assert len({one["title"] for one in read}) == len(read) == inscit_passages.PASSAGES
+    assert len(PassagesTask.read(str(out), sizes=(5,)).examples) == 2
 
 
 def test_the_policy_comes_close_to_perfect_frequencies_and_is_over_lru() -> None:
