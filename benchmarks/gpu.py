@@ -133,6 +133,7 @@ def wheels(folder: Path, python: str) -> int:
 
     Versions are those of this environment; ``python`` is the other machine's, such as "3.12".
     """
+    requirement = importlib.import_module("packaging.requirements").Requirement
     needed: dict[str, str] = {}
     waiting = [*WHEELS]
     while waiting:
@@ -141,12 +142,9 @@ def wheels(folder: Path, python: str) -> int:
             continue
         found = importlib.metadata.distribution(name)
         needed[name] = found.version
-        for line in found.requires or ():
-            # What extras or other systems ask for is not here.
-            wanted = re.split(r"[^\w.-]", line)[0]
-            with suppress(importlib.metadata.PackageNotFoundError):
-                if "extra ==" not in line and importlib.metadata.version(wanted):
-                    waiting.append(wanted)
+        for one in map(requirement, found.requires or ()):
+            if one.marker is None or one.marker.evaluate({"extra": ""}):
+                waiting.append(one.name)
     del needed["rag-windows"]
     lines = [f"{name}=={version}" for name, version in sorted(needed.items())]
     print("\n".join(lines))

@@ -82,11 +82,12 @@ class Table:
             self.add(context, what, said=f"left out: {self.left:.0f} s left of about {needs_s:g}")
             yield False
             return
-        before = len(self._stage.errors)
+        failed = True
         with self._stage.trying(what):
             yield True
-        for error in self._stage.errors[before:]:
-            self.add(context, what, said=error)
+            failed = False
+        if failed:
+            self.add(context, what, said=self._stage.errors[-1])
         gc.collect()
         if self._stage.device.type == "cuda":
             torch.cuda.empty_cache()
@@ -133,9 +134,11 @@ def table(stage: Stage) -> None:
     sizes = ((8192, 512, 40.0), (32_768, 512, 70.0))
     for context, window, needs in sizes:
         own = plan if small else replace(plan, context=context, window=window)
-        _of_context(made, lm, own, rate, needs)
+        with made.trying(context, "texts and windows", 0):
+            _of_context(made, lm, own, rate, needs)
     own = plan if small else replace(plan, context=131_072, window=1024)
-    _of_context(made, lm, own, rate, 90.0, methods=("pcw",), aims=True)
+    with made.trying(own.context, "texts and windows", 0):
+        _of_context(made, lm, own, rate, 90.0, methods=("pcw",), aims=True)
     with made.trying(8192, "32 questions", 50) as runs:
         if runs:
             _together(made, lm, plan, small)
@@ -188,6 +191,7 @@ def _of_context(
     asked = BenchTexts(lm, context, plan.window).workload()
     least = step_bytes(lm.model, len(asked.prompt)) / rate
     base: list[float] = []
+    ours: list[float] = []
 
     def one_prompt() -> None:
         with made.trying(context, SEQUENTIAL, needs_s / 3) as runs:
@@ -214,6 +218,7 @@ def _of_context(
                     what + UNCITED: windowed(warm, method=method, citations=False),
                 }
                 took = _timed(pair, asked, tokens, plan.rounds)
+                ours = took[what][0]
                 costs = [a / b for a, b in zip(took[what][1], took[what + UNCITED][1], strict=True)]
                 middle = statistics.median(costs)
                 for name, (first, steps) in took.items():
@@ -232,21 +237,13 @@ def _of_context(
                 )
         if not aims:
             return
-    ours = next(
-        (
-            one
-            for one in made.lines
-            if one["what"] == f"pcw, {MEMORY}" and one["context"] == context and "first_s" in one
-        ),
-        None,
-    )
     one_prompt()
-    if ours is not None and base:
-        ratio = statistics.median(base) / statistics.median(ours["first_s"])
+    if ours and base:
+        ratio = statistics.median(base) / statistics.median(ours)
         made.add(
             context,
             "first token of pcw from memory, against one prompt",
-            first_s=ours["first_s"],
+            first_s=ours,
             base_s=base,
             asked="at least 300x",
             met=ratio >= 300,

@@ -243,9 +243,12 @@ def test_an_exception_costs_its_line_alone(
     *_, failed, good = capsys.readouterr().out.splitlines()
     assert failed.startswith("| 8,192 | one thing: one thing: no such / argument | - |")
     assert good == "|  | another | 0.500 s | 20.0x | - | - | much | yes |"
+    with made.trying(None, "around", 1), made.trying(None, "inside", 1):
+        raise RuntimeError("lost")
     assert [line["what"] for line in (gpu.read(stage.path) or {})["results"]["lines"]] == [
         "one thing",
         "another",
+        "inside",
     ]
 
 
@@ -283,7 +286,7 @@ def test_wheels_are_what_is_imported_and_no_torch(
     assert {"--no-deps", "--python-version=3.12", f"--dest={tmp_path}"} <= set(command)
     names = {word.partition("==")[0] for word in command if "==" in word}
     assert {"transformers", "tokenizers", "safetensors", "pydantic-core", "typer"} <= names
-    assert not {"torch", "rag-windows", "pytest", "scipy"} & names
+    assert not {"torch", "rag-windows", "pytest", "scipy", "colorama"} & names
     assert "--no-index --no-deps --target site" in capsys.readouterr().out
 
 
