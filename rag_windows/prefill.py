@@ -11,7 +11,7 @@ from itertools import accumulate
 from typing import TypeVar
 
 import torch
-from transformers import PreTrainedModel
+from transformers import DynamicCache, PreTrainedModel
 
 from rag_windows.attention.layers import (
     check_tables,
@@ -26,7 +26,7 @@ from rag_windows.kv import Members, Window, Windows
 from rag_windows.loading import input_device
 from rag_windows.methods import DeepThinking, Method, Sequential
 from rag_windows.methods.base import waits_for_query, window_starts
-from rag_windows.steps.query_cache import EnsembleCache, QueryCache
+from rag_windows.steps.ensemble_cache import EnsembleCache
 from rag_windows.steps.recompute import check_passes, refine
 
 
@@ -451,12 +451,15 @@ class EncodedContext:
             cached_tokens=self.cached_tokens - sum(again[index] for index in self.found),
         )
 
-    def new_cache(self, rows: int = 1) -> QueryCache:
+    def new_cache(self, rows: int = 1) -> DynamicCache:
         """A fresh HF cache that holds the prefix, for ``rows`` queries, a batch row each.
 
         In an ensemble, each query takes a row a window, of which callers need not know.
+
+        It has no config on purpose: with one, sliding layers would forget the prefix by counting
+        tokens instead of positions.
         """
-        cache = QueryCache()
+        cache = DynamicCache()
         if isinstance(self.windows, Members):
             cache = EnsembleCache(self.windows.per_query)
             rows *= self.windows.per_query

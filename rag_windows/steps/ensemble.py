@@ -17,7 +17,7 @@ from rag_windows.attention.weights import WeightRecorder
 from rag_windows.errors import RagWindowsError
 from rag_windows.kv import Members
 from rag_windows.methods.combination import Combination, RowLogits
-from rag_windows.steps.query_cache import EnsembleCache
+from rag_windows.steps.ensemble_cache import EnsembleCache
 
 MAX_ROW_TOKENS = 8192
 """Tokens of all rows together that one forward pass holds at most, one a row at least."""
@@ -32,7 +32,7 @@ class EnsembleLayout(PromptLayout):
 
     members: Members = field(kw_only=True)
     combination: Combination = field(kw_only=True)
-    _rows: EnsembleLayout | None = field(default=None, init=False)
+    _rows: EnsembleLayout | None = field(default=None, init=False, repr=False)
 
     def of_pass(self, recorder: WeightRecorder | None) -> EnsembleLayout:
         """The layout of one forward pass; all passes share what they need prepared only once."""

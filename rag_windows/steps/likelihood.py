@@ -14,7 +14,7 @@ from rag_windows.methods import ParallelEnsemble, QueryLikelihood
 from rag_windows.methods.relevance import log_relevance
 from rag_windows.prefill import EncodedContext, ModelEncoder
 from rag_windows.steps.ensemble import EnsembleLayout, exact, passes
-from rag_windows.steps.query_cache import EnsembleCache
+from rag_windows.steps.ensemble_cache import EnsembleCache
 
 
 def rows_of(context: EncodedContext) -> EncodedContext:

@@ -14,9 +14,9 @@ from rag_windows.methods import Method
 from rag_windows.methods.combination import Combination
 from rag_windows.prefill import PASS_TOKENS, EncodedContext, ModelEncoder
 from rag_windows.steps.ensemble import MAX_LOGITS, EnsembleLayout, passes
+from rag_windows.steps.ensemble_cache import EnsembleCache
 from rag_windows.steps.likelihood import joined
 from rag_windows.steps.packed_rows import FedRow, Plan, RowCaches, read_rows
-from rag_windows.steps.query_cache import EnsembleCache
 
 
 @dataclass(frozen=True, slots=True)
