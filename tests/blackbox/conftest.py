@@ -10,6 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
+from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner, Result
 
 from rag_windows import Passage, WindowedLM
@@ -53,6 +55,21 @@ def small_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     endless.generation_config.eos_token_id = endless.config.eos_token_id = None
     endless.save_pretrained(folder)
     small.tokenizer().save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def adapter(small_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A LoRA adapter's folder, without a tokenizer of its own."""
+    peft = pytest.importorskip("peft")
+    folder = tmp_path_factory.mktemp("adapter")
+    torch.manual_seed(3)
+    base = AutoModelForCausalLM.from_pretrained(small_folder)
+    settings = peft.LoraConfig(
+        r=4, lora_alpha=16, target_modules=["q_proj", "v_proj"], init_lora_weights=False
+    )
+    peft.get_peft_model(base, settings).save_pretrained(folder)
+    assert not (folder / "config.json").exists()
     return folder
 
 

@@ -315,20 +315,6 @@ def test_a_gated_model_keeps_its_page_and_the_way_in(
 peft = pytest.importorskip("peft")
 
 
-@pytest.fixture(scope="module")
-def adapter(small_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A LoRA adapter's folder, without a tokenizer of its own."""
-    folder = tmp_path_factory.mktemp("adapter")
-    torch.manual_seed(3)
-    base = transformers.AutoModelForCausalLM.from_pretrained(small_folder)
-    settings = peft.LoraConfig(
-        r=4, lora_alpha=16, target_modules=["q_proj", "v_proj"], init_lora_weights=False
-    )
-    peft.get_peft_model(base, settings).save_pretrained(folder)
-    assert not (folder / "config.json").exists()
-    return folder
-
-
 PASSAGES = ["The lake is deep and cold.", "The tower is old."]
 
 

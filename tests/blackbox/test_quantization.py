@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from rag_windows import InputError, PassageCache, WindowedLM
-from tests.blackbox.test_loading import adapter, logits, write_gguf  # noqa: F401 - a fixture
+from tests.blackbox.test_loading import logits, write_gguf
 from tests.rag_windows import small
 
 pytest.importorskip("gguf")
@@ -82,10 +82,7 @@ def test_what_does_not_fit_is_refused(
         WindowedLM.from_pretrained(small_folder, **{"device_map": "cpu", **settings})
 
 
-def test_loaded_models_and_adapters_are_not_packed(
-    adapter: Path,  # noqa: F811 - the fixture
-    small_lm: WindowedLM,
-) -> None:
+def test_loaded_models_and_adapters_are_not_packed(adapter: Path, small_lm: WindowedLM) -> None:
     with pytest.raises(InputError, match="loaded already"):
         WindowedLM.from_pretrained(
             small_lm.model, tokenizer=small_lm.tokenizer, quantization="int8"
