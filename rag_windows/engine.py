@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import functools
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -19,22 +19,25 @@ from rag_windows.attention.hook import register
 from rag_windows.attention.layers import (
     check_attention,
     check_config,
+    check_kind,
     position_limit,
     probe_ids,
     prompt_limit,
+    refusal,
 )
 from rag_windows.attention.mirror import ModelMirror
 from rag_windows.cache.fingerprint import ModelIdentity, TokenizerIdentity
 from rag_windows.cache.passage_cache import PassageCache
-from rag_windows.errors import ModelError, ProfileError
+from rag_windows.errors import MethodError, ModelError, ProfileError, UnsupportedModelError
 from rag_windows.generate import Decoder
 from rag_windows.loading import input_device
-from rag_windows.methods import APE, PCW, Auto, Method, resolve
+from rag_windows.methods import APE, PCED, PCW, Auto, Method, resolve
 from rag_windows.prefill import ModelEncoder
 from rag_windows.prompt.builder import Header, Prompt
 from rag_windows.prompt.detokenize import Detokenizer
 from rag_windows.prompt.reasoning import ReasoningFormat
 from rag_windows.sampling import whole_number
+from rag_windows.steps.row_encoder import RowEncoder
 from rag_windows.windows import CacheAccess, WindowStore
 
 logger = logging.getLogger(__name__)
@@ -65,7 +68,7 @@ class Engine:
         model: PreTrainedModel,
         tokenizer: PreTrainedTokenizerBase | None = None,
         *,
-        method: str | Method = "auto",
+        method: str | Method | None = None,
         max_window_tokens: int | None = None,
         header: Header = "title",
         template_kwargs: Mapping[str, Any] | None = None,
@@ -77,12 +80,7 @@ class Engine:
         if max_batch_tokens is not None:
             max_batch_tokens = whole_number("max_batch_tokens", max_batch_tokens)
         self.model = model
-        self.method = resolve(method)
         register()
-        check_config(model)
-        mirror = ModelMirror(model)
-        self.plain_encoder = ModelEncoder(mirror, max_batch_tokens)
-        self.decoder = Decoder(model, self.plain_encoder)
         self._clock_known = False
         self._text: TextParts | None = None
         if tokenizer is not None:
@@ -91,9 +89,12 @@ class Engine:
             )
             reasoning = ReasoningFormat.of(tokenizer, template_kwargs or {})
             self._text = TextParts(prompt, Detokenizer(tokenizer), reasoning)
-        prompt_or_none = None if self._text is None else self._text.prompt
-        mirror.check = functools.partial(_check, model, self.decoder, prompt_or_none)
-        mirror.check()
+        encode_text = None if self._text is None else self._text.prompt.encode_text
+        self.decoder = decoder_of(model, max_batch_tokens, encode_text)
+        self.plain_encoder = self.decoder.runner
+        in_rows = self.plain_encoder.form is not None
+        self.method = resolve(method or (PCED.name if in_rows else Auto.name))
+        self.plain_encoder.check_method(self.method)
         self._tokenizer_identity = TokenizerIdentity(tokenizer)
         self._revision = revision
         self._attach(PassageCache.of(cache))
@@ -105,6 +106,11 @@ class Engine:
         half = self.position_limit // 2 if self.position_limit else None
         self.max_window_tokens = max_window_tokens or half
         self.numbered = header in ("number", "number+title")
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of what a window holds beside what it holds of each token: states, or 0."""
+        return 0 if self.plain_encoder.form is None else self.plain_encoder.form.state_bytes
 
     def weigh_heads(self, heads: Sequence[Sequence[float]]) -> None:
         """Let the attention of each layer's heads count so much in citations.
@@ -144,16 +150,40 @@ class Engine:
         return self._text
 
     def method_of(self, method: str | Method | None) -> Method:
-        """A method by name, itself, or the default one for None."""
-        return self.method if method is None else resolve(method)
+        """A method by name, itself, or the default one for None.
+
+        Raises:
+            MethodError: there is none of that name, or the model can't read by it.
+        """
+        if method is None:
+            return self.method
+        chosen = resolve(method)
+        self.plain_encoder.check_method(chosen)
+        return chosen
+
+    def can_read(self, method: Method) -> bool:
+        """Whether the model can read by a method."""
+        try:
+            self.plain_encoder.check_method(method)
+        except MethodError:
+            return False
+        return True
+
+    @property
+    def in_rows(self) -> bool:
+        """Whether each window is read in a row of its own, as none share an attention."""
+        return self.plain_encoder.form is not None
 
     def reading_all(self, method: str | Method | None) -> Method:
         """The same for what reads all windows: demonstrations, or those that a book chose.
 
-        "auto" chooses among passages, so "ape" stands in for it where no method is named.
+        "auto" chooses among passages, so "ape" stands in for it where no method is named, or
+        "pced" where windows are read in rows.
         """
         chosen = self.method_of(method)
-        return APE() if method is None and isinstance(chosen, Auto) else chosen
+        if method is not None or not isinstance(chosen, Auto):
+            return chosen
+        return PCED() if self.in_rows else APE()
 
     def _attach(self, cache: PassageCache | None) -> None:
         self.cache = cache
@@ -161,6 +191,8 @@ class Engine:
         access = None
         if cache is not None:
             self._warn_of_clock()
+            if self.in_rows:
+                cache.take_any_shape()
             identity = ModelIdentity(self.model, plain, self._revision, cache.weight_sums)
             access = CacheAccess(cache, identity, self._tokenizer_identity)
         self.encoder = WindowStore(plain, access)
@@ -174,13 +206,92 @@ class Engine:
             logger.warning("%s", clock)
 
 
-def _check(model: PreTrainedModel, decoder: Decoder, prompt: Prompt | None) -> None:
+def decoder_of(
+    model: PreTrainedModel,
+    max_batch_tokens: int | None = None,
+    encode_text: Callable[[str], Sequence[int]] | None = None,
+) -> Decoder:
+    """What encodes and reads with a model: windows together, or in rows where that can't be.
+
+    Args:
+        max_batch_tokens: see `ModelEncoder`.
+        encode_text: the tokenizer's ids of a text, for `probe_ids`.
+
+    Raises:
+        UnsupportedModelError: it can read neither.
+    """
+    check_kind(model)
+    vocabulary = int(model.config.get_text_config(decoder=True).vocab_size)
+    ids = probe_ids(vocabulary, encode_text)
+    try:
+        check_config(model)
+        mirror = ModelMirror(model)
+        decoder = Decoder(model, ModelEncoder(mirror, max_batch_tokens))
+        mirror.check = functools.partial(_check, model, decoder, ids)
+        mirror.check()
+    except UnsupportedModelError as error:
+        try:
+            decoder = _in_rows(model, max_batch_tokens, ids, error.reason)
+        except UnsupportedModelError as other:
+            if error.measured:
+                raise error from other
+            why = other.reason or str(other)
+            raise refusal(
+                model.config.model_type,
+                f"{error.reason}; and rows can't go on from a cache: {why}",
+            ) from other
+        logger.warning(
+            "Model type '%s' reads each passage in a row of its own (method 'pced'), because %s.",
+            model.config.model_type,
+            error.reason,
+        )
+    return decoder
+
+
+_FAILING = "it does not run behind one"
+
+
+def _in_rows(
+    model: PreTrainedModel,
+    max_batch_tokens: int | None,
+    ids: Sequence[Sequence[int]],
+    reason: str,
+) -> Decoder:
+    mirror = ModelMirror(model, attention=None)
+    encoder = RowEncoder(mirror, max_batch_tokens, reason=reason)
+    decoder = Decoder(model, encoder)
+
+    def check() -> None:
+        check_kind(model)
+        form = encoder.form
+        form.continues = True
+        try:
+            check_attention(model, split, ids, cut, _FAILING)
+        except UnsupportedModelError:
+            form.continues = False
+            check_attention(model, split, ids, cut, _FAILING)
+
+    def split(prefix: Sequence[int], window: Sequence[int], query: Sequence[int]) -> torch.Tensor:
+        # Beside a longer one, the row is padded.
+        windows = [window, [*window, *query]]
+        context = WindowStore(encoder).encode_ids(prefix, windows, PCED())
+        return encoder.first_row(context, query)
+
+    def cut(prefix: Sequence[int], window: Sequence[int], query: Sequence[int]) -> torch.Tensor:
+        return encoder.by_token([*prefix, *window], query)
+
+    mirror.check = check
+    check()
+    return decoder
+
+
+def _check(model: PreTrainedModel, decoder: Decoder, ids: Sequence[Sequence[int]]) -> None:
     """Refuse a model whose attention can't be split, when it is wrapped and when it was edited."""
 
     def split(prefix: Sequence[int], window: Sequence[int], query: Sequence[int]) -> torch.Tensor:
         context = WindowStore(decoder.runner).encode_ids(prefix, [window], PCW())
         return decoder.forward(context, torch.tensor([list(query)]))[0].float()
 
+    check_kind(model)
     check_config(model)
-    ids = probe_ids(decoder.vocabulary, None if prompt is None else prompt.encode_text)
     check_attention(model, split, ids)

@@ -49,7 +49,15 @@ class ModelLoadError(ModelError):
 
 
 class UnsupportedModelError(ModelError):
-    """This model type's attention can't be split into windows; the message says why."""
+    """This model type can't read windows, neither together nor in rows; the message says why.
+
+    Attributes:
+        reason: a part of a sentence about the model, where it is known.
+        measured: whether it is about numbers that the model gave, not about its kind.
+    """
+
+    reason: str = ""
+    measured: bool = False
 
 
 class ToolsUnsupportedError(ModelError, NotImplementedError):

@@ -25,7 +25,7 @@ from rag_windows.attention.weights import WeightRecorder
 from rag_windows.errors import InputError
 from rag_windows.kv import Members, Windows
 from rag_windows.loading import input_device
-from rag_windows.methods import QueryLikelihood, query_bias
+from rag_windows.methods import ParallelEnsemble, QueryLikelihood, query_bias
 from rag_windows.prefill import EncodedContext, ModelEncoder
 from rag_windows.sampling import (
     ASSISTED,
@@ -39,6 +39,7 @@ from rag_windows.sampling import (
 from rag_windows.steps.ensemble import EnsembleLayout, make_view
 from rag_windows.steps.head_shares import head_shares
 from rag_windows.steps.likelihood import question_of, read_likeliest, rows_of
+from rag_windows.steps.model_cache import ModelCache
 from rag_windows.steps.query_attention import AttentionLayout, encode_again_for
 from rag_windows.steps.removal import Removal, chances
 from rag_windows.steps.selection import select
@@ -107,7 +108,7 @@ class Decoder:
 
     def _derive(self) -> None:
         self._version = self.runner.mirror.version
-        self._view = make_view(self._mirror)
+        self._view = make_view(self._mirror, own_cache=self.runner.form is not None)
         self._table_limit = table_limit(self.model.config.get_text_config(decoder=True))
 
     @property
@@ -134,8 +135,9 @@ class Decoder:
             "rescaling": Rescaling(method.slope, method.shift, query_bias(method, windows.count)),
             "recorder": recorder,
         }
-        if isinstance(windows, Members) and method.combination is not None:
-            return EnsembleLayout(**numbers, members=windows, combination=method.combination)
+        if isinstance(windows, Members):
+            combination = method.combination or ParallelEnsemble()
+            return EnsembleLayout(**numbers, members=windows, combination=combination)
         return kind(**numbers)
 
     def for_query(
@@ -215,6 +217,9 @@ class Decoder:
         if context.windows is None:
             return
         held, layers = len(context.each[0].keys), len(self.runner.sliding_windows)
+        if self.runner.form is not None:
+            found, own = {*context.each[0].layers}, self.runner.form.layers
+            held, layers = len(found) or held, len(own) if found == own else 0
         if held != layers:
             raise InputError(
                 f"This context was encoded by another model: it has {held} layers, but this model "
@@ -265,6 +270,8 @@ class Decoder:
             before = context.prefix_ids if past == 0 else ()
             prefix = torch.tensor(before, dtype=torch.int64, device=ids.device)
             whole = torch.cat([prefix.expand(rows, -1), ids], dim=1)
+            if context.form is not None:
+                return self._by_own_cache(context.form, whole, cache, past, last or tokens)
             held = {CACHE: cache, "use_cache": cache is not None}
             output = self.model(whole, **held, **extra)
             return torch.as_tensor(output.logits)[:, -(last or tokens) :]
@@ -277,6 +284,16 @@ class Decoder:
                 ids, position_ids=positions, **{CACHE: cache}, use_cache=True, **extra
             )
         return torch.as_tensor(output.logits)[:, -(last or tokens) :]
+
+    def _by_own_cache(
+        self, form: ModelCache, ids: torch.Tensor, cache: Any, past: int, last: int
+    ) -> torch.Tensor:
+        """Logits of tokens behind so many others, where nothing but the model's own cache is."""
+        start = 0 if cache is None or past == 0 else past
+        places = torch.arange(start, start + ids.shape[1], device=ids.device)
+        own = form.fresh() if cache is None else cache
+        lengths = [start] * len(ids)
+        return form.feed(self._mirror, ids, own, lengths, places.expand(len(ids), -1), last)
 
     def generate(
         self,
@@ -334,7 +351,9 @@ class Decoder:
                 # The prefix is read only from the cache, so it can't be left out.
                 kwargs["use_cache"] = True
                 kwargs["position_ids"] = torch.tensor(positions, device=device)
-                recorder = WeightRecorder(end - 1) if record_weights else None
+                # In one row that is read as a whole, no passage has a share that is known.
+                known = context.form is None or context.method.combination is not None
+                recorder = WeightRecorder(end - 1) if record_weights and known else None
                 layout = self.layout(context, recorder)
                 layout.head_weights = self.head_weights if weigh_heads else None
                 scope.enter_context(use_layout(layout))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 import torch
@@ -17,18 +17,47 @@ class Window:
     saw in front of itself, and how the method encodes windows, so it can be reused in any order and
     for any question.
 
+    Where rows go on from the model's own cache (`ModelCache`), it is a part of that cache: not
+    every layer has keys and values, which are then what the layer's cache holds of a token, and
+    some have states of all tokens so far.
+
     Attributes:
         ids: its tokens.
         start: position of its first token: the prefix's length, or further where windows are not
             aligned on the left.
         keys: per layer, (kv heads, tokens, head dim), in the model's dtype, rotated.
         values: per layer, (kv heads, tokens, value dim).
+        states: of layers, in any shape, behind the window's last token.
+        layers: of a part of the model's own cache, which layer each of `tensors` is of; else empty.
     """
 
     ids: tuple[int, ...]
     start: int
     keys: tuple[torch.Tensor, ...]
     values: tuple[torch.Tensor, ...]
+    states: tuple[torch.Tensor, ...] = ()
+    layers: tuple[int, ...] = ()
+
+    @property
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        """Keys, values and states."""
+        return *self.keys, *self.values, *self.states
+
+    def holding(self, tensors: Sequence[torch.Tensor]) -> Window:
+        """The same with other tensors in place of these, such as copies of them."""
+        keys, values, states = len(self.keys), 2 * len(self.keys), len(tensors)
+        return replace(
+            self,
+            keys=tuple(tensors[:keys]),
+            values=tuple(tensors[keys:values]),
+            states=tuple(tensors[values:states]),
+        )
+
+    def placed_on(self, devices: Sequence[torch.device]) -> list[torch.device]:
+        """Where each of `tensors` belongs, by the device of each of the model's layers."""
+        if not self.layers:
+            return [*devices, *devices]
+        return [devices[layer] for layer in self.layers]
 
     @property
     def end(self) -> int:

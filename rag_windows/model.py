@@ -33,7 +33,7 @@ from rag_windows.icl.classifier import (
     score_choices,
 )
 from rag_windows.icl.scoring import Score
-from rag_windows.methods import Auto, Method
+from rag_windows.methods import Method
 from rag_windows.methods.linked import Choose, LinkTokens
 from rag_windows.passage import passages_of
 from rag_windows.prefill import EncodedContext, OnEncoded
@@ -78,7 +78,7 @@ class WindowedLM:
     ) -> None:
         self.profile = None if profile is None else Profile.of(profile)
         if method is None:
-            own = getattr(model.config, OWN_METHOD, Auto.name)
+            own = getattr(model.config, OWN_METHOD, None)
             method = own if self.profile is None else self.profile.method
         self.engine = loading.in_a_thread(
             lambda: Engine(

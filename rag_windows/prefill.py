@@ -27,6 +27,7 @@ from rag_windows.loading import input_device
 from rag_windows.methods import DeepThinking, Method, Sequential
 from rag_windows.methods.base import waits_for_query, window_starts
 from rag_windows.steps.ensemble_cache import EnsembleCache
+from rag_windows.steps.model_cache import ModelCache, RowsCache
 from rag_windows.steps.recompute import check_passes, refine
 
 
@@ -237,7 +238,13 @@ class ModelEncoder:
         mirror: the model with our attention.
         max_batch_tokens: tokens of one forward pass, but for a single longer window; None for
             `PASS_TOKENS`.
+
+    Attributes:
+        form: of the model's own cache, where rows go on from that; None where windows share one
+            attention.
     """
+
+    form: ModelCache | None = None
 
     def __init__(self, mirror: ModelMirror, max_batch_tokens: int | None = None) -> None:
         self.mirror = mirror
@@ -310,6 +317,13 @@ class ModelEncoder:
             for i in run
         }
 
+    def ids_of(self, planned: PlannedWindow) -> tuple[int, ...]:
+        """Tokens of the window that is encoded for a planned one."""
+        return planned.ids
+
+    def check_method(self, method: Method) -> None:
+        """Refuse, with a MethodError, a method whose windows can't be encoded or read."""
+
     @torch.no_grad()
     def run(
         self,
@@ -381,6 +395,7 @@ class EncodedContext:
             windows are read; `lengths` remain those of all.
         separate: where passages are read in one prompt, the same passages as windows of their own,
             in the order in which they are read.
+        form: of the model's own cache, where rows go on from that.
     """
 
     prefix_ids: tuple[int, ...]
@@ -398,6 +413,7 @@ class EncodedContext:
     settled: bool = False
     chosen: tuple[int, ...] | None = None
     separate: EncodedContext | None = field(default=None, repr=False)
+    form: ModelCache | None = field(default=None, repr=False)
 
     @property
     def waits(self) -> bool:
@@ -425,7 +441,9 @@ class EncodedContext:
         """The same context with other windows, such as some of `each`, and what is theirs."""
         return replace(
             self,
-            windows=read_by(self.method, windows, groups, self.n_groups, scores),
+            windows=read_by(
+                self.method, windows, groups, self.n_groups, scores, rows=self.form is not None
+            ),
             query_start=max(window.end for window in windows),
             groups=tuple(groups),
             scores=tuple(scores),
@@ -459,6 +477,10 @@ class EncodedContext:
         It has no config on purpose: with one, sliding layers would forget the prefix by counting
         tokens instead of positions.
         """
+        if self.form is not None:
+            if not isinstance(self.windows, Members):
+                return self.form.fresh()
+            return RowsCache(self.form, self.windows, self.prefix, rows, self.query_start)
         cache = DynamicCache()
         if isinstance(self.windows, Members):
             cache = EnsembleCache(self.windows.per_query)
@@ -481,9 +503,19 @@ def read_by(
     n_groups: int,
     scores: Sequence[float],
     spans: Sequence[int] | None = None,
+    *,
+    rows: bool = False,
 ) -> Windows | Members:
-    """Windows as queries of a method read them; see `EncodedContext` and `Windows.of`."""
+    """Windows as queries of a method read them; see `EncodedContext` and `Windows.of`.
+
+    With ``rows`` each is read in a row of its own, and one is read alone.
+    """
     combination = method.combination
+    if combination is None and rows:
+        # What is chosen among them later is in no order yet.
+        fixed = torch.full((len(windows),), 1 / len(windows))
+        own = [*groups][: len(windows)]
+        return Members(tuple(windows), False, fixed, torch.tensor(own), n_groups)
     if combination is None:
         return Windows.of(windows, groups, n_groups, spans)
     return Members(

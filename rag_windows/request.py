@@ -236,17 +236,21 @@ class Request:
             return request
 
         method = linked(engine.method_of(asked.method), asked.link_tokens, asked.link_choose)
+        engine.plain_encoder.check_method(method)
         check_removals(removals, method)
         try:
             request = read_by(method)
         except LimitError:
-            if not isinstance(method, Auto):
+            if not isinstance(method, Auto) or engine.in_rows:
                 raise
             method = method.apart()
             request = read_by(method)
         windows = request.parts.windows
         if isinstance(method, Auto) and windows:
             request = request.noted(_seen(windows, method))
+        unknown = engine.in_rows and method.combination is None and removals is None
+        if unknown and windows and request.citations:
+            request = request.noted(_NOT_MEASURED)
         guard = guard_of(asked.fallback)
         if guard is None or not windows or not method.windowed:
             return request
@@ -335,6 +339,11 @@ def _options(
     check_counts(options)
     return options
 
+
+_NOT_MEASURED = (
+    "This model reads the chosen passages as one text, and its attention is not measured, so that "
+    "no passage has a share of it. Use method='pced', or citations='removal' with 'auto'."
+)
 
 _NOT_REMOVED = (
     "One prompt holds all passages, of which none can be left out without encoding the others "

@@ -170,7 +170,8 @@ class WindowStore:
             NonFiniteError: as in `obtain`.
         """
         if not plan.windows:
-            return EncodedContext(plan.prefix_ids, None, plan.method, len(plan.prefix_ids))
+            start, form = len(plan.prefix_ids), self.runner.form
+            return EncodedContext(plan.prefix_ids, None, plan.method, start, form=form)
         plan.check_scores()
         obtained = yield from self.obtain(plan, on_encoded)
         made, method = obtained.windows, plan.method
@@ -182,7 +183,16 @@ class WindowStore:
             prefix=obtained.prefix,
             method=method,
             query_start=max(window.end for window in made),
-            windows=read_by(method, made, plan.groups, n_groups, scores, plan.lengths),
+            windows=read_by(
+                method,
+                made,
+                plan.groups,
+                n_groups,
+                scores,
+                plan.lengths,
+                rows=self.runner.form is not None,
+            ),
+            form=self.runner.form,
             lengths=plan.lengths,
             groups=plan.groups,
             n_groups=n_groups,
@@ -213,6 +223,7 @@ class WindowStore:
             InputError: a window without tokens or without a score that the method needs, or
                 ``before`` of other windows or for a method without neighbours.
         """
+        self.runner.check_method(method)
         if before and not method.neighbours:
             raise InputError(
                 f"The method {method.name!r} encodes windows without neighbours. Use one such as "
@@ -298,7 +309,8 @@ class _Search:
         self._computed: set[Hashable] = set()
         self._bad: dict[Hashable, Source] = {}
         self._places = {one.id: index for index, one in enumerate(self._windows)}
-        self._buffer = WindowBuffer([len(one.ids) for one in plan.windows])
+        lengths = [len(self._runner.ids_of(one)) for one in plan.windows]
+        self._buffer = WindowBuffer(lengths)
 
     def run(self) -> Prefill[Obtained]:
         """See `WindowStore.obtain`."""
@@ -365,8 +377,12 @@ class _Search:
 
     def _copied(self, one: Wanted, window: Window) -> Window:
         """The same window without the others of its pass, which the prefix does not have."""
+        if self._reading is None and one is self._head:
+            return window
+        # Windows that are read in rows are no neighbours in memory.
         if self._reading is None:
-            return window if one is self._head else self._buffer.put(self._places[one.id], window)
+            apart = self._runner.form is not None
+            return compact(window) if apart else self._buffer.put(self._places[one.id], window)
         # In memory of its own, which is freed when nobody reads this one any more.
         own = window if one is self._head else compact(window)
         return self._reading.setdefault(one.key, own)
@@ -574,7 +590,8 @@ class _CachedSearch(_Search):
             entry = self._entries[name]
             self._cache.relabel(name, entry, one.planned.source.labels)
             # Entries from disk lack their ids.
-            window = replace(placed(entry.window, self._devices), ids=one.planned.ids)
+            ids = self._runner.ids_of(one.planned)
+            window = replace(placed(entry.window, self._devices), ids=ids)
             if self._reading is not None:
                 window = self._reading.setdefault(one.key, window)
             made.append(window)

@@ -35,11 +35,8 @@ def sliding_windows_of(config: PreTrainedConfig) -> tuple[int | None, ...]:
     types = getattr(config, "layer_types", None) or [SLIDING if window else FULL] * layers
     other = sorted(set(types) - {FULL, SLIDING})
     if other:
-        raise UnsupportedModelError(
-            f"Model type '{config.model_type}' has layers of type {other}, which keep no keys and "
-            "values per token that could be split into windows. Choose a model whose layers all "
-            "use full or sliding attention."
-        )
+        reason = f"it has layers of type {other}, which keep no keys and values of each token"
+        raise refusal(config.model_type, reason)
     return tuple(window if kind == SLIDING else None for kind in types)
 
 
@@ -136,32 +133,43 @@ def probe_ids(
     return [ids[i : i + _PROBE_TOKENS] for i in range(0, len(ids), _PROBE_TOKENS)]
 
 
-def check_config(model: PreTrainedModel) -> None:
-    """Refuse models that the config shows to be unsupported, naming model type and reason."""
+def check_kind(model: PreTrainedModel) -> None:
+    """Refuse models of which nothing that was encoded could be read again, with the reason."""
     whole = model.config
-    config = whole.get_text_config(decoder=True)
-    kind = whole.model_type
+    config, kind = whole.get_text_config(decoder=True), whole.model_type
     if whole.is_encoder_decoder:
-        raise _refusal(kind, "it is an encoder-decoder, which reads its input by cross-attention")
+        raise refusal(kind, "it is an encoder-decoder, which reads its input by cross-attention")
     if not model.can_generate():
-        raise _refusal(kind, "it has no language-model head; load it as AutoModelForCausalLM")
-    if kind in ("bloom", "mpt") or getattr(config, "alibi", False):
-        raise _refusal(kind, "its ALiBi bias is added to the attention by the model itself")
-    if kind == "moshi":
-        raise _refusal(kind, "its config names a sliding window that its attention does not keep")
+        raise refusal(kind, "it has no language-model head; load it as AutoModelForCausalLM")
     ahead = any(
         getattr(module, "is_causal", None) is False
         for module in model.modules()
         if hasattr(module, "layer_idx")
     )
     if ahead or getattr(config, "use_bidirectional_attention", None):
-        raise _refusal(kind, "its attention looks ahead, so a window has no fixed keys")
+        raise refusal(kind, "its attention looks ahead, so a window has no fixed keys")
+
+
+def check_config(model: PreTrainedModel) -> None:
+    """Refuse models that the config shows to share no attention between windows, with the reason.
+
+    Raises:
+        UnsupportedModelError: naming model type and reason.
+    """
+    whole = model.config
+    config, kind = whole.get_text_config(decoder=True), whole.model_type
+    if kind in ("bloom", "mpt") or getattr(config, "alibi", False):
+        raise refusal(kind, "its ALiBi bias is added to the attention by the model itself")
+    if kind == "moshi":
+        raise refusal(kind, "its config names a sliding window that its attention does not keep")
     if getattr(config, "num_kv_shared_layers", 0) or any(
         getattr(config, "kv_sharing_modes", None) or ()
     ):
-        raise _refusal(kind, "its layers share keys and values with each other")
+        raise refusal(kind, "its layers share keys and values with each other")
+    if getattr(config, "kv_lora_rank", None):
+        raise refusal(kind, "its cache holds something other than the keys and values of attention")
     if getattr(config, "attention_chunk_size", None):
-        raise _refusal(kind, "its chunked attention cuts the positions that windows share")
+        raise refusal(kind, "its chunked attention cuts the positions that windows share")
     sliding_windows_of(config)
 
 
@@ -169,7 +177,13 @@ Split = Callable[[Sequence[int], Sequence[int], Sequence[int]], torch.Tensor]
 """Logits (tokens, vocabulary), fp32, of a query's tokens, from prefix, window and query."""
 
 
-def check_attention(model: PreTrainedModel, split: Split, ids: Sequence[Sequence[int]]) -> None:
+def check_attention(
+    model: PreTrainedModel,
+    split: Split,
+    ids: Sequence[Sequence[int]],
+    cut: Split | None = None,
+    failing: str = "its own attention code can't run beside windows",
+) -> None:
     """Compare a split prompt with the plain model on a few tokens.
 
     A model whose attention ignores the registry, its position ids or the windows would give
@@ -180,6 +194,8 @@ def check_attention(model: PreTrainedModel, split: Split, ids: Sequence[Sequence
 
     Args:
         ids: of a prefix, a window and a query, as `probe_ids` gives them.
+        cut: the model's own, cut by its KV cache; by default in the same places.
+        failing: the reason where ``split`` fails.
 
     Raises:
         UnsupportedModelError: naming the model type and what differed, by how much.
@@ -195,19 +211,18 @@ def check_attention(model: PreTrainedModel, split: Split, ids: Sequence[Sequence
             plain = model(row).logits[0, -query:].float()
             difference = _relative(found, plain)
             if not difference <= (limit := _tolerance(model)) and plain.isfinite().all():
-                noise = _relative(_cut(model, row, [len(part) for part in ids]), plain)
+                own = _cut(model, row, [len(one) for one in ids]) if cut is None else cut(*ids)
+                noise = _relative(own, plain)
                 limit = min(max(limit, NOISE_FACTOR * noise), LARGEST_TOLERANCE)
     except UnsupportedModelError as error:
-        raise _refusal(kind, str(error)) from error
+        raise refusal(kind, error.reason or str(error)) from error
     except RagWindowsError:
         raise
     except KeyError as error:
         reason = "its layers do not call the registered attention function"
-        raise _refusal(kind, reason) from error
+        raise refusal(kind, reason) from error
     except (RuntimeError, TypeError, ValueError, AttributeError, IndexError) as error:
-        raise _refusal(
-            kind, f"its own attention code can't run beside windows ({error})"
-        ) from error
+        raise refusal(kind, f"{failing} ({_shortened(error)})") from error
     finally:
         # Not by train(), which would set all submodules to the same mode.
         for module in training:
@@ -216,16 +231,22 @@ def check_attention(model: PreTrainedModel, split: Split, ids: Sequence[Sequence
         return
     dtype = str(model.dtype).removeprefix("torch.")
     wider = "" if model.dtype in _EXACT else "Load it with dtype='float32', which rounds less. "
-    if not plain.isfinite().all():
-        raise _refusal(kind, f"it gives NaN or infinity for ordinary text in {dtype}", wider)
-    raise _refusal(
-        kind,
+    reason = (
         f"one window gives other logits than ordinary attention (off by {difference:.1%}; the "
-        f"limit is {limit:.1%}, and its own rounding in {dtype} makes {noise:.1%})",
-        wider,
+        f"limit is {limit:.1%}, and its own rounding in {dtype} makes {noise:.1%})"
     )
+    if not plain.isfinite().all():
+        reason = f"it gives NaN or infinity for ordinary text in {dtype}"
+    refused = refusal(kind, reason, wider)
+    refused.measured = True
+    raise refused
 
 
+def _shortened(error: Exception) -> str:
+    return " ".join(str(error).rstrip(".").split())[:_LONGEST_ERROR]
+
+
+_LONGEST_ERROR = 100
 _EXACT = (torch.float32, torch.float64)
 
 
@@ -246,8 +267,11 @@ def _tolerance(model: PreTrainedModel) -> float:
     return EXACT_TOLERANCE if exact else ROUGH_TOLERANCE
 
 
-def _refusal(kind: str, reason: str, first: str = "") -> UnsupportedModelError:
-    return UnsupportedModelError(
+def refusal(kind: str, reason: str, first: str = "") -> UnsupportedModelError:
+    """What says that a model type can't be used, why, and what to do first, before another one."""
+    error = UnsupportedModelError(
         f"Model type '{kind}' can't read parallel windows: {reason}. {first}Choose a decoder-only "
         "model with rotary or learned positions, such as Llama, Qwen, Mistral or Gemma."
     )
+    error.reason = reason
+    return error

@@ -30,11 +30,12 @@ class ModelMirror:
     What is edited elsewhere (modules that PEFT and quantization replace, add or take out;
     attributes, configs, classes) is taken over by `follow`, which every request calls before it
     reads the model. ``version`` counts these updates; ``check`` runs when classes were added or
-    their code changed.
+    their code changed. With ``attention`` None the mirror runs the model's own.
     """
 
-    def __init__(self, source: PreTrainedModel) -> None:
+    def __init__(self, source: PreTrainedModel, *, attention: str | None = NAME) -> None:
         self.version = 0
+        self._attention = attention
         self.check: Callable[[], None] | None = None
         self._source = source
         self.after_fork()
@@ -105,12 +106,14 @@ class ModelMirror:
             mirror.__dict__.update(made)
             for name in mirror.__dict__.keys() - made.keys():
                 del mirror.__dict__[name]
+        if self._attention is None:
+            return
         # The setter also reaches the configs of sub-models, such as a text decoder's.
         root = cast(PreTrainedModel, mirrors[id(self._source)])
-        root.config._attn_implementation = NAME
+        root.config._attn_implementation = self._attention
         for config in configs.values():
             if isinstance(config, PreTrainedConfig):
-                config._attn_implementation = NAME
+                config._attn_implementation = self._attention
 
 
 class _Seen:

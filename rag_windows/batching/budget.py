@@ -43,6 +43,7 @@ class Need:
         passes: of each window with the tokens that it sees in front of itself while it is encoded;
             empty where those are none.
         removals: passages that are left out of it afterwards, for which query and answer run again.
+        states: of the model's own cache, those of windows and of the rows that go on from it.
     """
 
     own: int
@@ -54,6 +55,7 @@ class Need:
     rows: int = 1
     passes: tuple[int, ...] = ()
     removals: int = 0
+    states: int = 0
 
 
 def need_of(request: Request, sequences: int = 1) -> Need:
@@ -66,6 +68,14 @@ def need_of(request: Request, sequences: int = 1) -> Need:
         return Need(prefix + query + new - 1, prefix + query, new, rows=sequences)
     seen = [len(window.before) for window in request.plan.windows]
     own, rows, anew = query + new - 1, sequences, 0
+    states = 0
+    if request.engine.in_rows:
+        # A row's own cache holds a copy of its window, or of those that it reads as one.
+        chosen = windows
+        if isinstance(method.selection, QueryLikelihood) and method.combination is None:
+            chosen = sorted(windows)[-method.selection.retrieve :]
+        own += max(windows) if method.combination is not None else sum(chosen)
+        states = 2 * len(windows) + 1 + sequences
     if method.recompute is not None:
         anew = prefix + sum(windows)
     if method.combination is not None:
@@ -74,7 +84,8 @@ def need_of(request: Request, sequences: int = 1) -> Need:
     elif isinstance(method.selection, QueryLikelihood):
         # Before it is answered, the query is read in a row of each window, with the prefix.
         chosen = sorted(windows)[-method.selection.retrieve :]
-        anew = (len(windows) + 1) * (prefix + min(query, MOST_TOKENS)) + sum(chosen)
+        row = prefix + min(query, MOST_TOKENS) + (max(windows) if states else 0)
+        anew = (len(windows) + 1) * row + sum(chosen)
     return Need(
         own,
         query,
@@ -85,6 +96,7 @@ def need_of(request: Request, sequences: int = 1) -> Need:
         rows=rows,
         passes=tuple(map(sum, zip(seen, windows, strict=True))) if any(seen) else (),
         removals=0 if request.removals is None else len(request.passages),
+        states=states,
     )
 
 
@@ -94,26 +106,36 @@ class Sizes:
     Attributes:
         token: keys and values of one token in all layers.
         by_device: those of the layers on each device.
+        state: the states of the model's own cache behind a text.
     """
 
     def __init__(self, engine: Engine) -> None:
         model, encoder = engine.model, engine.plain_encoder
         config = model.config.get_text_config(decoder=True)
         layers, number = int(config.num_hidden_layers), model.dtype.itemsize
-        heads, dims = (
-            one if isinstance(one, list) else [one] * layers for one in get_head_shapes(config)
-        )
         self.by_device: dict[torch.device, int] = {}
-        # Layers that read the cache of another one have none in some versions' lists.
-        for device, count, dim in zip(layer_devices(model), heads, dims, strict=False):
-            taken = self.by_device.get(device, 0) + 2 * count * dim * number
-            self.by_device[device] = taken
+        self.state, widest = 0, 0
+        if encoder.form is not None:
+            # Tokens of a model that has states alone count, too: memory is shared by them.
+            sizes = encoder.form.token_bytes
+            self.by_device = {device: max(1, size) for device, size in sizes.items()}
+            self.state = encoder.form.state_bytes
+        else:
+            heads, dims = (
+                one if isinstance(one, list) else [one] * layers for one in get_head_shapes(config)
+            )
+            widest = max(dims)
+            # Layers that read the cache of another one have none in some versions' lists.
+            for device, count, dim in zip(layer_devices(model), heads, dims, strict=False):
+                taken = self.by_device.get(device, 0) + 2 * count * dim * number
+                self.by_device[device] = taken
         self.token = sum(self.by_device.values())
         self._layers = layers
         self._pass_tokens = PASS_TOKENS[input_device(model).type != "cpu"]
         self._encoder_tokens = encoder.pass_tokens
         # One layer at a time: what goes through it, in several forms, and what its MLP makes of it.
-        width = max(int(config.hidden_size), int(config.num_attention_heads) * max(dims))
+        attention = int(getattr(config, "num_attention_heads", None) or 1) * widest
+        width = max(int(config.hidden_size), attention)
         inner = getattr(config, "intermediate_size", None) or 4 * width
         inner = max(inner) if isinstance(inner, Sequence) else int(inner)
         experts = int(getattr(config, "num_experts_per_tok", None) or 1)
@@ -148,6 +170,7 @@ class Sizes:
         anew = sum(need.anew for need in needs)
         # A layer whose cache grows is there twice for a moment.
         stored = self.token * (windows + anew + cached + cached // self._layers)
+        stored += self.state * sum(need.states for need in needs)
         return stored + self.pass_of(needs, windows)
 
     def pass_of(self, needs: Sequence[Need], windows: int) -> int:

@@ -116,6 +116,8 @@ class Question(Future[Generation]):
         return (
             # A book brings windows of its own.
             self.engine is not self._asked_of
+            # Rows of a batch share an attention.
+            or self.engine.in_rows
             or request.guard is not None
             # Its answer is read again for each passage, for which the others should not wait.
             or request.removals is not None

@@ -138,7 +138,12 @@ class Arena:
         return (self._ranges.size - self._ranges.free) * self._token_bytes
 
     def suits(self, window: Window) -> bool:
-        """Whether a window has the shape and dtype of those stored here; any has if none is."""
+        """Whether a window has the shape and dtype of those stored here; any has if none is.
+
+        None of the model's own cache has: its states are no tokens.
+        """
+        if window.layers:
+            return False
         tensors = *window.keys, *window.values
         shape = tuple((one.shape[0], one.shape[2], one.dtype) for one in tensors)
         if shape != self._shape and not self.lent:

@@ -15,6 +15,7 @@ EXACT, INT8 = STORES = ("as computed", "int8")
 """Names of the stored forms."""
 
 _LARGEST = 127.0
+_SHORTEST_ROW = 16  # of a state, in numbers: the scale of a shorter one would take too much
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +36,7 @@ class Entry:
     @property
     def nbytes(self) -> int:
         """Bytes of all its keys and values."""
-        return sum(tensor.nbytes for tensor in (*self.window.keys, *self.window.values))
+        return sum(tensor.nbytes for tensor in self.window.tensors)
 
     def expired(self, now: float) -> bool:
         """Whether it may no longer be used at unix time `now`; always if its time is NaN."""
@@ -59,29 +60,35 @@ def check_store(store: str) -> str:
 
 def encode(store: str, window: Window) -> Stored:
     """The stored form of a window without NaN and infinity; its tensors may be the window's own."""
-    tensors = (*window.keys, *window.values)
+    layers = len(window.keys)
+    # What is of the model's own cache says of which layer it is.
+    more = {"of": window.layers} if window.layers else {}
     if store == EXACT:
-        return Stored(tensors, {"layers": len(window.keys)})
-    return _as_int8(tensors, len(window.keys))
+        return Stored(window.tensors, {"layers": layers, **more})
+    small, described = _as_int8(window.tensors, 2 * layers)
+    return Stored(small, {"layers": layers, **described, **more})
 
 
 def decode(store: str, stored: Stored, ids: tuple[int, ...], start: int) -> Window:
     """A window in its first dtype; its tensors may be the stored ones."""
-    layers = stored.description.get("layers")
+    layers: Any = stored.description.get("layers")
     try:
         tensors = stored.tensors if store == EXACT else _from_int8(stored)
-        fits = type(layers) is int and len(tensors) == 2 * layers
+        of = tuple(map(int, stored.description.get("of", ())))
+        fits = type(layers) is int and len(tensors) == (len(of) or 2 * layers)
     except (TypeError, ValueError, KeyError, AttributeError, RuntimeError) as error:
         raise CacheError(f"The stored tensors can't be decoded: {error}") from error
-    for tensor in tensors:
-        fits = fits and tensor.ndim == 3 and tensor.shape[1] == len(ids)
+    for index, tensor in enumerate(tensors):
+        state = fits and index >= 2 * layers
+        fits = fits and (state or (tensor.ndim == 3 and tensor.shape[1] == len(ids)))
         fits = fits and tensor.is_floating_point()
     if not fits:
         shapes = sorted({(str(tensor.dtype), *tensor.shape) for tensor in tensors})
         raise CacheError(
             f"The stored tensors {shapes} do not match {layers!r} layers of {len(ids)} tokens."
         )
-    return Window(ids, start, keys=tuple(tensors[:layers]), values=tuple(tensors[layers:]))
+    keys, values, states = tensors[:layers], tensors[layers : 2 * layers], tensors[2 * layers :]
+    return Window(ids, start, tuple(keys), tuple(values), tuple(states), of)
 
 
 def settle(store: str, window: Window) -> Window:
@@ -89,54 +96,67 @@ def settle(store: str, window: Window) -> Window:
     return decode(store, encode(store, window), window.ids, window.start)
 
 
-def _as_int8(tensors: Sequence[torch.Tensor], layers: int) -> Stored:
+def _as_int8(
+    tensors: Sequence[torch.Tensor], of_tokens: int
+) -> tuple[tuple[torch.Tensor, ...], dict[str, Any]]:
     """X is stored as round(x / peak * 127) in 8 bits, where peak = max |x| over a channel's tokens.
 
     Keys have channels much larger than others, whatever the token, so a scale per channel loses
     less than one per token would (KIVI, https://arxiv.org/abs/2402.02750). Layers of one shape and
     dtype are one tensor (n, heads, tokens, width), beside their peaks (n, heads, 1, width) in
     float32. A peak comes back as it was, so decoding and encoding again changes nothing any more.
+
+    Behind the first ``of_tokens`` tensors stand states, which have no tokens: their peaks are those
+    of each row, and where a row is short, they are stored as they are.
     """
-    groups: dict[tuple[torch.dtype, torch.Size, torch.device], list[int]] = {}
+    groups: dict[tuple[torch.dtype, torch.Size, torch.device, int], list[int]] = {}
+    left = []
     for index, tensor in enumerate(tensors):
         if not tensor.is_floating_point():
             raise CacheError(
                 f"Keys and values in {tensor.dtype} can't be stored as {INT8}. Use store='as "
                 "computed', or load the model in bfloat16, float16 or float32."
             )
-        groups.setdefault((tensor.dtype, tensor.shape, tensor.device), []).append(index)
+        axis = 2 if index < of_tokens else tensor.ndim
+        if index >= of_tokens and (tensor.ndim < 2 or tensor.shape[-1] < _SHORTEST_ROW):
+            left.append(index)
+            continue
+        kind = tensor.dtype, tensor.shape, tensor.device, axis
+        groups.setdefault(kind, []).append(index)
     stored: list[torch.Tensor] = []
-    for indices in groups.values():
+    for (*_, axis), indices in groups.items():
         wide = torch.stack([tensors[index] for index in indices]).to(torch.float32)
         # A channel of zeros, or of numbers too small to divide by, becomes zeros.
         tiny = torch.finfo(torch.float32).tiny
-        peak = wide.abs().amax(dim=2, keepdim=True).clamp_(min=tiny)
+        peak = wide.abs().amax(dim=axis, keepdim=True).clamp_(min=tiny)
         stored += [(wide / peak).mul_(_LARGEST).round_().to(torch.int8), peak]
     described = {
-        "layers": layers,
         "groups": list(groups.values()),
-        "dtypes": [str(dtype).removeprefix("torch.") for dtype, _, _ in groups],
+        "dtypes": [str(dtype).removeprefix("torch.") for dtype, *_ in groups],
+        **({"left": left} if left else {}),
     }
-    return Stored(tuple(stored), described)
+    return (*stored, *(tensors[index] for index in left)), described
 
 
 def _from_int8(stored: Stored) -> tuple[torch.Tensor, ...]:
     groups, dtypes = stored.description["groups"], stored.description["dtypes"]
-    tensors: dict[int, torch.Tensor] = {}
-    pairs = zip(stored.tensors[::2], stored.tensors[1::2], strict=True)
+    left = stored.description.get("left", ())
+    packed = stored.tensors[: 2 * len(groups)]
+    tensors = dict(zip(left, stored.tensors[2 * len(groups) :], strict=True))
+    pairs = zip(packed[::2], packed[1::2], strict=True)
     for indices, name, (small, peak) in zip(groups, dtypes, pairs, strict=True):
         whole = small.to(torch.float32).div_(_LARGEST).mul_(peak).to(getattr(torch, name))
         tensors.update(zip(indices, whole.unbind(), strict=True))
-    return tuple(tensors[index] for index in range(sum(map(len, groups))))
+    return tuple(tensors[index] for index in range(len(tensors)))
 
 
 def is_finite(window: Window) -> bool:
     """Whether no key or value is NaN or infinite: one pass over them, one wait per device."""
     verdicts: dict[torch.device, list[torch.Tensor]] = {}
-    for tensor in (*window.keys, *window.values):
+    for tensor in window.tensors:
         # A sum is NaN or infinite if anything in it is, and needs no mask of the tensor's size. It
         # may overflow where all are finite, so each number is checked only then.
         verdicts.setdefault(tensor.device, []).append(tensor.sum(dtype=torch.float32))
     if all(bool(torch.stack(sums).isfinite().all()) for sums in verdicts.values()):
         return True
-    return all(bool(t.isfinite().all()) for t in (*window.keys, *window.values))
+    return all(bool(t.isfinite().all()) for t in window.tensors)

@@ -77,7 +77,7 @@ class MemoryTier(Tier):
         size += sum(sys.getsizeof(label) for label in entry.labels)
         held: tuple[Entry, Stored | None] = self._decoded(entry, stored), None
         if self._store != EXACT:
-            held = replace(entry, window=replace(window, keys=(), values=())), stored
+            held = replace(entry, window=replace(window, keys=(), values=(), states=())), stored
         with self._lock:
             victims = None if self._closed else self._policy.admit(key, size, entry.cost_s)
             if victims is None:
@@ -202,32 +202,33 @@ _device_of = attrgetter("device")
 
 
 def placed(window: Window, devices: Sequence[torch.device]) -> Window:
-    """A window whose layers are on these devices; itself if they are."""
-    if [*map(_device_of, window.keys), *map(_device_of, window.values)] == [*devices, *devices]:
-        return window
-    return _in_blocks(window, devices)
+    """A window whose layers are on these devices, one a layer of the model; itself if they are."""
+    wanted = window.placed_on(devices)
+    return window if [*map(_device_of, window.tensors)] == wanted else _in_blocks(window, wanted)
 
 
-def _in_blocks(window: Window, devices: Sequence[torch.device], *, pin: bool = False) -> Window:
-    made, wanted = [*window.keys, *window.values], [*devices, *devices]
+def _in_blocks(window: Window, wanted: Sequence[torch.device], *, pin: bool = False) -> Window:
+    """The same with its tensors on these devices."""
+    made = [*window.tensors]
     for device in dict.fromkeys(wanted):
         pairs = enumerate(zip(made, wanted, strict=True))
         places = [index for index, (_, other) in pairs if other == device]
         block = _in_one_block([made[index] for index in places], device, pin=pin)
         for index, tensor in zip(places, block, strict=True):
             made[index] = tensor
-    return replace(window, keys=tuple(made[: len(devices)]), values=tuple(made[len(devices) :]))
+    return window.holding(made)
 
 
 def compact(window: Window) -> Window:
     """The same window in one block of its own (one a device), so that it keeps no batch alive."""
-    return _in_blocks(window, [tensor.device for tensor in window.keys])
+    return _in_blocks(window, [tensor.device for tensor in window.tensors])
 
 
 def to_host(window: Window) -> Window:
     """A compact window in host memory, by a stream of its own into pinned memory from CUDA."""
-    device, host = window.keys[0].device, [HOST] * len(window.keys)
+    device, host = window.tensors[0].device, [HOST] * len(window.tensors)
     if device.type != "cuda":
-        return placed(window, host)
+        on_host = all(tensor.device == HOST for tensor in window.tensors)
+        return window if on_host else _in_blocks(window, host)
     with torch.cuda.stream(torch.cuda.Stream(device)):
         return _in_blocks(window, host, pin=True)

@@ -499,12 +499,19 @@ class PassageCache:
         with self._common.lock:
             tier = self._common.devices.get(device)
             if tier is None:
-                if self.store == EXACT:
+                if self.store == EXACT and not self._common.any_shape:
                     tier = ArenaTier(self._device_bytes, device)
                 else:
                     tier = MemoryTier(self._device_bytes, self.store, device)
                 self._common.devices[device] = tier
             return tier
+
+    def take_any_shape(self) -> None:
+        """Let an accelerator's tier, if it is not there yet, hold windows that are no tokens alone.
+
+        Each is then a block of its own, not a range of one arena.
+        """
+        self._common.any_shape = True
 
     def held(self, keys: Collection[str], device: torch.device) -> set[str]:
         """Entries whose keys and values are on a device as they are read there.
@@ -625,7 +632,7 @@ class PassageCache:
         `epoch` is that in which its encoding began; `done` is called when the entry is stored or
         given up; with `wait`, it waits while too much is queued, and else is not written.
         """
-        on_host = all(tensor.device.type == "cpu" for tensor in entry.window.keys)
+        on_host = all(tensor.device.type == "cpu" for tensor in entry.window.tensors)
         near = self._near(device)
         far: list[AnyTier] = [] if self.disk is None else [self.disk]
         if not on_host and self.memory is not None:
@@ -683,6 +690,7 @@ class _Common:
     epoch: int = 0
     counts: defaultdict[str, Any] = field(default_factory=lambda: defaultdict(int))
     devices: dict[torch.device, MemoryTier] = field(default_factory=dict)
+    any_shape: bool = False
     pace: dict[bytes, tuple[float, float]] = field(default_factory=dict)
     """Of each model, seconds of encoding and tokens encoded; the latest ones count most."""
 

@@ -192,7 +192,8 @@ def compare(
     on_progress: OnProgress | None,
 ) -> Profile:
     """See `WindowedLM.compare`."""
-    asked = [resolve(one) for one in (() if grid and not methods else methods or METHODS_TO_ASK)]
+    usual = [] if grid else [one for one in METHODS_TO_ASK if engine.can_read(resolve(one))]
+    asked = [engine.method_of(one) for one in methods or usual]
     numbers = [] if grid is None else [resolve(grid), *default_grid(resolve(grid))]
     given = [Example.of(example) for example in examples]
     if by not in (None, "labels", "agreement"):
@@ -444,7 +445,7 @@ class _Measuring:
                 context = self._in_order(ready.in_order.with_method(method))
             if not context.cached_tokens:
                 self.encode_s[key] = time.perf_counter() - begun
-            size = sum(x.nbytes for one in context.each for x in (*one.keys, *one.values))
+            size = sum(tensor.nbytes for one in context.each for tensor in one.tensors)
             self.latest = {key: context}  # which the next settings ask for as well
             if size <= self.bytes_left:
                 self.bytes_left -= size

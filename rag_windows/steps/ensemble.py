@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import functools
+import types
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import torch
-from transformers import PreTrainedModel
+from transformers import GenerationMixin, PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from rag_windows.attention.layers import CACHE
@@ -100,14 +101,9 @@ def passes(
         recorder = None
         if layout.recorder is not None:
             recorder = WeightRecorder(max(layout.recorder.first_position, layout.position(held)))
-        logits = _logits(
-            mirror,
-            layout.of_pass(recorder),
-            ids[:, start:stop],
-            positions[:, start:stop].expand(queries, -1),
-            cache,
-            max(1, stop - first),
-        )
+        places = positions[:, start:stop].expand(queries, -1)
+        with use_layout(layout.of_pass(recorder)):
+            logits = cache.read(mirror, ids[:, start:stop], places, max(1, stop - first))
         if stop > first:
             by_window = logits.unflatten(0, (queries, members.per_query))
             yield Pass(
@@ -119,39 +115,30 @@ def passes(
         start = stop
 
 
-def _logits(
-    mirror: PreTrainedModel,
-    layout: EnsembleLayout,
-    ids: torch.Tensor,
-    positions: torch.Tensor,
-    cache: EnsembleCache,
-    last: int,
-) -> torch.Tensor:
-    """(rows, last, vocabulary) logits of the last tokens, in the model's dtype."""
-    rows = layout.members.per_query
-    with use_layout(layout):
-        output = mirror(
-            ids.repeat_interleave(rows, dim=0),
-            position_ids=positions.repeat_interleave(rows, dim=0),
-            use_cache=True,
-            logits_to_keep=last,
-            **{CACHE: cache},
-        )
-    return torch.as_tensor(output.logits)[:, -last:]
+_OF_GENERATE = "prepare_inputs_for_generation", "_update_model_kwargs_for_generation"
 
 
-def make_view(mirror: PreTrainedModel) -> PreTrainedModel:
+def make_view(mirror: PreTrainedModel, *, own_cache: bool = False) -> PreTrainedModel:
     """A view of the model whose forward pass runs each query with every window.
 
     It shares all of the model's modules and has no state. To transformers' own ``generate`` (its
     loop, processors, criteria and streamers) a query is one row; the rows of its windows exist only
     inside the forward pass. Which windows these are stands in the call's layout.
+
+    With ``own_cache`` the rows go on from the model's own cache. Then ``generate`` gives the view
+    what it gives most models, whatever this one takes: that is inside of its `RowsCache`.
     """
     view = cast(Any, type(mirror)).__new__(type(mirror))
     view.__dict__.update(mirror.__dict__)
-
-    # Its name and signature are the model's: transformers asks which inputs it takes.
-    forward = functools.wraps(mirror.forward)(functools.partial(_forward, mirror))
+    forward: Any = functools.partial(_forward, mirror)
+    if own_cache:
+        for name in _OF_GENERATE:
+            view.__dict__[name] = types.MethodType(getattr(GenerationMixin, name), view)
+        # There is one always.
+        view.__dict__["_prepare_cache_for_generation"] = lambda *_, **__: None
+    else:
+        # Its name and signature are the model's: transformers asks which inputs it takes.
+        forward = functools.wraps(mirror.forward)(forward)
     view.__dict__["forward"] = forward
     return cast(PreTrainedModel, view)
 
@@ -191,6 +178,14 @@ def _record(layout: EnsembleLayout, one: Pass, weights: torch.Tensor) -> None:
         return
     groups = members.groups.to(weights.device)
     one.recorder.settle()
+    if not one.recorder.sums:
+        # Where the model's own attention reads, only a row's share of the answer is known.
+        for token in range(weights.shape[2]):
+            position = one.first_position + token
+            if position >= one.recorder.first_position:
+                whole = weights.new_zeros(len(weights), members.n_groups + 2)
+                whole.index_add_(1, groups, weights[:, :, token])
+                layout.recorder.sums[position] = whole
     for position, sums in one.recorder.sums.items():
         token = position - one.first_position
         if token < 0:

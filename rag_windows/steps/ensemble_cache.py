@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import torch
-from transformers import DynamicCache
+from transformers import DynamicCache, PreTrainedModel
+
+from rag_windows.attention.layers import CACHE
 
 
 class EnsembleCache(DynamicCache):
@@ -18,6 +20,29 @@ class EnsembleCache(DynamicCache):
         super().__init__()
         self.per_query = per_query
         self.memory: dict[str, torch.Tensor] = {}
+
+    def read(
+        self, model: PreTrainedModel, ids: torch.Tensor, positions: torch.Tensor, last: int
+    ) -> torch.Tensor:
+        """One forward pass of all rows, which this cache takes in.
+
+        Args:
+            model: that reads.
+            ids: (queries, tokens) int64.
+            positions: (queries, tokens) int64.
+            last: of how many last tokens logits are wanted.
+
+        Returns:
+            Logits (queries x rows of each, last, vocabulary) in the model's dtype.
+        """
+        output = model(
+            ids.repeat_interleave(self.per_query, dim=0),
+            position_ids=positions.repeat_interleave(self.per_query, dim=0),
+            use_cache=True,
+            logits_to_keep=last,
+            **{CACHE: self},
+        )
+        return torch.as_tensor(output.logits)[:, -last:]
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         """Repeat each query; there is nothing to repeat before the first tokens."""

@@ -8,13 +8,14 @@ from typing import cast
 
 import torch
 
-from rag_windows.kv import Members, Windows
+from rag_windows.kv import Members
 from rag_windows.loading import input_device
 from rag_windows.methods import ParallelEnsemble, QueryLikelihood
 from rag_windows.methods.relevance import log_relevance
-from rag_windows.prefill import EncodedContext, ModelEncoder
+from rag_windows.prefill import EncodedContext, ModelEncoder, read_by
 from rag_windows.steps.ensemble import EnsembleLayout, exact, passes
 from rag_windows.steps.ensemble_cache import EnsembleCache
+from rag_windows.steps.model_cache import joined_windows
 
 
 def rows_of(context: EncodedContext) -> EncodedContext:
@@ -126,10 +127,12 @@ def joined(context: EncodedContext, chosen: Sequence[int], encoder: ModelEncoder
     if rest:
         ids = [token for window in rest for token in window.ids]
         windows += encoder.run([ids], [first.end], context.prefix, before=[first])
-    spans = [len(context.each[index].ids) for index in chosen]
+    if context.form is not None:
+        windows = [joined_windows(windows)]
+    spans, rows = [len(context.each[index].ids) for index in chosen], context.form is not None
     return replace(
         context,
-        windows=Windows.of(windows, groups, context.n_groups, spans),
+        windows=read_by(context.method, windows, groups, context.n_groups, (), spans, rows=rows),
         query_start=windows[-1].end,
         groups=tuple(groups),
         scores=(),

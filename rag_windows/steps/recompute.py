@@ -171,7 +171,7 @@ def encode_again(
     for window in windows:
         place = slice(start, start + len(window.ids))
         own = (tuple(tensor[:, place] for tensor in whole) for whole in (keys, values))
-        made.append(Window(window.ids, window.start, *own))
+        made.append(window.holding([one for part in own for one in part]))
         start = place.stop
     return made
 

@@ -72,7 +72,8 @@ def without(
     separate = context.separate or context
     rest = [one for one in dict.fromkeys(separate.groups) if one not in groups]
     if not rest:
-        return EncodedContext(context.prefix_ids, None, context.method, len(context.prefix_ids))
+        start, form = len(context.prefix_ids), context.form
+        return EncodedContext(context.prefix_ids, None, context.method, start, form=form)
     left = separate.choosing(rest)
     if context.separate is None:
         return left
@@ -113,9 +114,9 @@ def chances(
         check()
         # Made one after the other: where one prompt is read, each is encoded for itself.
         one = without(context, groups, encoder)
-        if isinstance(one.windows, Members):
+        if isinstance(one.windows, Members) and context.method.combination is not None:
             members[index] = one
-        elif len(answer_ids) > most:
+        elif len(answer_ids) > most or context.form is not None:
             found[index] = _in_pieces(forward, one, query_ids, answer_ids, most)
         else:
             row = FedRow(one, [*query_ids, *answer_ids[:-1]])
@@ -189,9 +190,11 @@ def _of_members(
     combination = whole.method.combination
     found: dict[int, torch.Tensor] = {}
     ids = torch.tensor([[*query_ids, *answer_ids[:-1]]], device=input_device(encoder.model))
-    for start in sorted({one.query_start for one in contexts.values()}):
+    # Where rows go on from the model's own cache, each has a place of its own for the query.
+    starts = {i: whole.query_start if whole.form else c.query_start for i, c in contexts.items()}
+    for start in sorted({*starts.values()}):
         moved = replace(whole, query_start=start)
-        own = {index: one for index, one in contexts.items() if one.query_start == start}
+        own = {index: one for index, one in contexts.items() if starts[index] == start}
         places = torch.arange(start, start + ids.shape[1], device=ids.device).unsqueeze(0)
         parts: dict[int, list[torch.Tensor]] = {index: [] for index in own}
         memories: dict[int, dict[str, torch.Tensor]] = {index: {} for index in own}

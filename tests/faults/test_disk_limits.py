@@ -70,12 +70,12 @@ def test_what_is_used_or_costs_much_survives_a_restart(tmp_path: Path) -> None:
 def test_put_again_replaces(tmp_path: Path) -> None:
     user = tier(tmp_path, 3 * SIZE)
     for labels in (("document",), ("other",), ("document", "other")):
-        assert user.put(key_of(1), dataclasses.replace(entry_of(1), labels=labels))
-        assert user.get_many([key_of(1)])[key_of(1)].labels == labels
-    assert user.keys_with({"other"}) == [key_of(1)]
+        assert user.put(key_of(2), dataclasses.replace(entry_of(2), labels=labels))
+        assert user.get_many([key_of(2)])[key_of(2)].labels == labels
+    assert user.keys_with({"other"}) == [key_of(2)]
     assert folder_bytes(tmp_path) == user.stats().bytes <= SIZE
     # What it took before is free again.
-    assert all(user.put(key_of(number), entry_of(number)) for number in (2, 3))
+    assert all(user.put(key_of(number), entry_of(number)) for number in (4, 6))
     assert user.stats().entries == 3
 
 

@@ -11,6 +11,7 @@ import torch
 
 from rag_windows import PCW, GenerationError, Method, ParallelEnsemble
 from rag_windows.steps import ensemble as passes
+from rag_windows.steps.ensemble_cache import EnsembleCache
 
 from . import engine, test_ensemble, tolerances, zoo
 from .cases import CASES, Case, case, plain
@@ -89,14 +90,13 @@ def test_small_passes_change_nothing(
     whole = lm.logits(context, one.query)
     tokens, steps = engine.decode(lm, context, one.query, 3)
     widest: list[int] = []
-    run = passes._logits
+    run = EnsembleCache.read
 
-    def counted(*arguments: Any) -> torch.Tensor:
-        logits = run(*arguments)
-        widest.append(arguments[3].shape[1])
-        return logits
+    def counted(cache: EnsembleCache, model: Any, ids: torch.Tensor, *more: Any) -> torch.Tensor:
+        widest.append(ids.shape[1])
+        return run(cache, model, ids, *more)
 
-    monkeypatch.setattr(passes, "_logits", counted)
+    monkeypatch.setattr(EnsembleCache, "read", counted)
     monkeypatch.setattr(passes, "MAX_ROW_TOKENS", bounds[0])
     monkeypatch.setattr(passes, "MAX_LOGITS", bounds[1])
     tolerances.agree(lm.logits(context, one.query), whole)

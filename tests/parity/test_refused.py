@@ -1,4 +1,7 @@
-"""Model types that can't be served are refused at load, by name and with a reason."""
+"""Model types that can't be served are refused at load, by name and with a reason.
+
+Those whose windows can't share one attention, but read in rows, are in `states`.
+"""
 
 from __future__ import annotations
 
@@ -25,29 +28,10 @@ from tests.rag_windows import small
 from . import engine
 from .zoo import COMMON, GQA, HEADS, HIDDEN, INTERMEDIATE, VOCAB, draw
 
-STATE = "a recurrent state holds all tokens, not keys and values a token"
-BIAS = "a bias by distance is added to the attention by the model itself"
+STATE = "its state is in a place of its own, not in a cache of transformers"
 CROSS = "an encoder reads the input, the decoder by cross-attention"
-OWN = "the attention is written out in the model, not called by transformers' registry"
-LATENT = "its cache holds something else than the keys and values of its attention"
 AHEAD = "its attention looks ahead"
-SHARED = "layers share keys and values"
-CHUNKED = "attention ends at borders of fixed chunks of positions"
 
-MLA: Mapping[str, Any] = {
-    **COMMON,
-    "kv_lora_rank": 16,
-    "q_lora_rank": 24,
-    "qk_rope_head_dim": 8,
-    "qk_nope_head_dim": 8,
-    "v_head_dim": 16,
-    "n_routed_experts": 4,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 32,
-    "n_group": 1,
-    "topk_group": 1,
-    "first_k_dense_replace": 1,
-}
 ENCODER_DECODER: Mapping[str, Any] = {
     "d_model": HIDDEN,
     "encoder_layers": 1,
@@ -71,29 +55,6 @@ class Refused:
     encoder_decoder: bool = False
 
 
-SHARING: Mapping[str, Any] = {
-    **GQA,
-    "num_hidden_layers": 4,
-    "num_kv_shared_layers": 2,
-    "head_dim": 16,
-    "hidden_size_per_layer_input": 8,
-    "vocab_size_per_layer_input": VOCAB,
-    "layer_types": ["sliding_attention", "full_attention"] * 2,
-}
-JETMOE: Mapping[str, Any] = {
-    **MAMBA,
-    "intermediate_size": INTERMEDIATE,
-    "num_key_value_heads": 2,
-    "kv_channels": 16,
-    "num_local_experts": 4,
-}
-GPTJ: Mapping[str, Any] = {"n_embd": HIDDEN, "n_layer": 1, "n_head": HEADS, "rotary_dim": 8}
-GPT_NEO: Mapping[str, Any] = {
-    "hidden_size": HIDDEN,
-    "num_layers": 2,
-    "num_heads": HEADS,
-    "attention_types": [[["global", "local"], 1]],
-}
 T5: Mapping[str, Any] = {
     "d_model": HIDDEN,
     "d_ff": INTERMEDIATE,
@@ -101,55 +62,14 @@ T5: Mapping[str, Any] = {
     "num_layers": 1,
     "num_heads": HEADS,
 }
-LLAMA4: Mapping[str, Any] = {
-    **GQA,
-    "intermediate_size_mlp": INTERMEDIATE,
-    "num_local_experts": 2,
-    "head_dim": 16,
-}
-JAMBA: Mapping[str, Any] = {**GQA, "num_experts": 2, "attn_layer_period": 2, "attn_layer_offset": 1}
-BLOOM: Mapping[str, Any] = {"hidden_size": HIDDEN, "n_layer": 1, "n_head": HEADS}
-MPT: Mapping[str, Any] = {"d_model": HIDDEN, "n_layers": 1, "n_heads": HEADS}
-
 REFUSED: tuple[Refused, ...] = (
-    Refused(
-        "moshi",
-        "its config names a sliding window that its attention does not keep",
-        {
-            "hidden_size": HIDDEN,
-            "num_hidden_layers": 2,
-            "num_attention_heads": HEADS,
-            "ffn_dim": 2 * INTERMEDIATE,
-            "sliding_window": 8,
-        },
-    ),
-    Refused("bloom", BIAS, BLOOM),
-    Refused("mpt", BIAS, MPT),
-    Refused("falcon", BIAS, {**COMMON, "alibi": True}),
-    Refused("falcon", OWN, COMMON),
-    Refused("gptj", OWN, GPTJ),
-    Refused("codegen", OWN, GPTJ),
-    Refused("gpt_neo", OWN, GPT_NEO),
-    Refused("mamba", STATE, MAMBA),
-    Refused("mamba2", STATE, {**MAMBA, "num_heads": 8, "head_dim": 16}),
-    Refused("falcon_mamba", STATE, MAMBA),
     Refused("rwkv", STATE, {**MAMBA, "attention_hidden_size": HIDDEN}),
-    Refused("recurrent_gemma", STATE, {**GQA, "lru_width": HIDDEN, "attention_window_size": 8}),
-    Refused("jamba", STATE, JAMBA),
-    Refused("bamba", STATE, {**GQA, "attn_layer_indices": [1]}),
-    Refused("qwen3_next", STATE, {**GQA, **LINEAR, "head_dim": 16, "num_experts": 2}),
+    Refused("recurrent_gemma", STATE, {**GQA, "num_hidden_layers": 3, "lru_width": HIDDEN}),
     Refused("minimax", STATE, {**GQA, **LINEAR, "num_local_experts": 2}),
-    Refused("lfm2", STATE, {**GQA, "layer_types": ["conv", "full_attention"]}),
     Refused("t5", CROSS, T5, encoder_decoder=True),
     Refused("bart", CROSS, ENCODER_DECODER, encoder_decoder=True),
     Refused("bart", CROSS, ENCODER_DECODER),
     Refused("bert", AHEAD, COMMON),
-    Refused("llama4_text", CHUNKED, LLAMA4),
-    Refused("gemma4_text", SHARED, SHARING),
-    Refused("deepseek_v2", LATENT, MLA),
-    Refused("deepseek_v3", LATENT, MLA),
-    Refused("minicpm3", LATENT, MLA),
-    Refused("jetmoe", LATENT, JETMOE),
 )
 
 
@@ -174,7 +94,7 @@ def test_refused_by_name(entry: Refused, dtype: torch.dtype) -> None:
     message = refusal(model.to(dtype))
     assert message.count(f"'{model.config.model_type}'") == 1
     assert ":" in message or "has layers" in message
-    assert len(message) < 400
+    assert len(message) < 420
 
 
 def test_a_model_without_a_head() -> None:

@@ -101,7 +101,8 @@ class Entries:
             parts.append((prefix, prompt.prefix, 0))
         for key, ids, start in parts:
             host = [layer[:, :, start : start + len(ids)].cpu().contiguous() for layer in layers]
-            window = Window(ids, start, *(tuple(one[part] for one in host) for part in (0, 1)))
+            own = [tuple(one[part] for one in host) for part in (0, 1)]
+            window = Window(ids, start, own[0], own[1])
             if not is_finite(window):
                 raise CacheError(
                     "Keys or values of a window are NaN or infinite, so it was not stored. Load "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import faulthandler
 import hashlib
 import logging
@@ -41,24 +42,36 @@ def entry(
     return codec.Entry(window, *facts)
 
 
-def entry_of(number: int, tokens: int = 5, dtype: torch.dtype = torch.bfloat16) -> codec.Entry:
-    """An entry that depends on its number only."""
+def kv_entry_of(number: int, tokens: int = 5, dtype: torch.dtype = torch.bfloat16) -> codec.Entry:
+    """An entry of keys and values that depends on its number only."""
     noise = torch.Generator().manual_seed(number)
     layers = [torch.randn(2, tokens, width, generator=noise).to(dtype) for width in (4, 4, 6, 6)]
     ids, labels = range(number, number + tokens), ("document", f"passage-{number}")
     return entry(ids, 3, layers, 0.25, labels, 1_000_000.0)
 
 
+def entry_of(number: int, tokens: int = 5, dtype: torch.dtype = torch.bfloat16) -> codec.Entry:
+    """The same, of which odd ones hold states, as those of the model's own cache do."""
+    made = kv_entry_of(number, tokens, dtype)
+    if number % 2 == 0:
+        return made
+    (keys, first), (values, second) = made.window.keys, made.window.values
+    states = (first.float().flatten(1), second, second.new_empty(0))
+    window = Window(made.window.ids, 3, (keys,), (values,), states, (1, 1, 0, 0, 2))
+    return dataclasses.replace(made, window=window)
+
+
 def same_window(found: Window, wanted: Window) -> bool:
     """Whether two windows are the same to the bit; files hold no token ids, only their number."""
-    pairs = zip((*found.keys, *found.values), (*wanted.keys, *wanted.values), strict=True)
-    return (len(found.ids), found.start) == (len(wanted.ids), wanted.start) and all(
-        a.dtype == b.dtype and torch.equal(a, b) for a, b in pairs
-    )
+    pairs = zip(found.tensors, wanted.tensors, strict=True)
+    facts = ((len(one.ids), one.start, one.layers) for one in (found, wanted))
+    return len({*facts}) == 1 and all(a.dtype == b.dtype and torch.equal(a, b) for a, b in pairs)
 
 
 def right(found: codec.Entry, number: int, tokens: int = 5) -> bool:
-    return same_window(found.window, entry_of(number, tokens).window)
+    """Whether it is that of this number, in either form."""
+    made = entry_of(number, tokens), kv_entry_of(number, tokens)
+    return any(same_window(found.window, one.window) for one in made)
 
 
 def tier(folder: Path, limit: int = 1 << 20, **more: Any) -> disk.DiskTier:

@@ -30,16 +30,16 @@ from tests.rag_windows.attention import asked, stand_in
 from tests.rag_windows.cache.disk_cases import (
     end_of,
     entry,
-    entry_of,
     in_child,
     key_of,
+    kv_entry_of,
     right,
     same_window,
 )
 
 CPU = torch.device("cpu")
 TOKEN = 2 * 2 * (4 + 4 + 6 + 6)
-"""Bytes of a token of `entry_of`: two heads, bfloat16."""
+"""Bytes of a token of `kv_entry_of`: two heads, bfloat16."""
 
 
 def arena(tokens: int, device: torch.device = CPU) -> ArenaTier:
@@ -56,7 +56,7 @@ def tensors(window: Window) -> list[torch.Tensor]:
 
 
 def put(tier: ArenaTier, number: int, tokens: int = 5, cost_s: float = 0.25) -> bool:
-    return tier.put(key_of(number), replace(entry_of(number, tokens), cost_s=cost_s))
+    return tier.put(key_of(number), replace(kv_entry_of(number, tokens), cost_s=cost_s))
 
 
 # Ranges
@@ -303,13 +303,13 @@ def test_what_is_held_stays_what_it_is_until_it_is_let_go(kind: str, how: str) -
     tier = arena(12)
     assert put(tier, 1)
     kept: Any = HOLDS[kind](held(tier, 1))
-    whole: Any = HOLDS[kind](entry_of(1).window)
+    whole: Any = HOLDS[kind](kv_entry_of(1).window)
     if how == "evict":
         for _ in range(20):
             tier.get_many([key_of(2)])  # asked for so often that it is worth more
         put(tier, 2, 10, cost_s=100.0)
     elif how == "replace":
-        assert tier.put(key_of(1), entry_of(3))
+        assert tier.put(key_of(1), kv_entry_of(3))
     else:
         {"remove": lambda: tier.remove([key_of(1)]), "clear": tier.clear, "close": tier.close}[
             how
@@ -349,7 +349,7 @@ def test_who_still_reads_is_counted_and_no_room_is_given_twice() -> None:
     assert put(tier, 10)
     assert tier.stats().bytes == 4 * 5 * TOKEN <= tier.stats().limit_bytes
     for number, reader in zip((0, 2, 3), readers, strict=True):
-        assert same_window(reader, entry_of(number).window)
+        assert same_window(reader, kv_entry_of(number).window)
 
 
 def test_what_a_reader_leaves_in_a_cycle_or_an_error_is_free_when_that_is() -> None:
@@ -411,7 +411,7 @@ def test_collecting_garbage_amid_any_call_does_not_wait_for_it() -> None:
 def test_threads_that_read_while_others_evict_see_whole_windows() -> None:
     tier = arena(120)
     numbers, stop = range(60), time.monotonic() + 2
-    wanted = {number: tensors(entry_of(number, 3 + number % 7).window) for number in numbers}
+    wanted = {number: tensors(kv_entry_of(number, 3 + number % 7).window) for number in numbers}
 
     def write(seed: int) -> int:
         chance, stored = random.Random(seed), 0
@@ -463,7 +463,7 @@ def test_a_forked_child_keeps_what_is_there_and_takes_in_more() -> None:
         torch.set_num_threads(1)
         tier.clear()
         stored = [put(tier, number) for number in (2, 3, 4)]
-        return stored == [True, True, False] and same_window(reader, entry_of(1).window)
+        return stored == [True, True, False] and same_window(reader, kv_entry_of(1).window)
 
     assert end_of(in_child(work)) == 0
     with tier._lock:  # as if a thread were changing it just then
@@ -479,7 +479,7 @@ def test_what_is_dropped_or_replaced_while_it_is_copied_does_not_come_back(
     tier, inside, follow = arena(20), threading.Event(), threading.Event()
 
     def slow(window: Window, devices: Any) -> Window:
-        if same_window(window, entry_of(1).window):
+        if same_window(window, kv_entry_of(1).window):
             inside.set()
             assert follow.wait(30)
         return window
@@ -490,7 +490,7 @@ def test_what_is_dropped_or_replaced_while_it_is_copied_does_not_come_back(
         assert inside.wait(30)
         assert right(tier.get_many([key_of(1)])[key_of(1)], 1), "others find it already"
         if how == "replace":
-            assert tier.put(key_of(1), entry_of(2))
+            assert tier.put(key_of(1), kv_entry_of(2))
         else:
             {"remove": lambda: tier.remove([key_of(1)]), "clear": tier.clear, "close": tier.close}[
                 how
@@ -517,7 +517,7 @@ def test_work_that_waits_on_the_device_reads_what_was_there_when_it_was_asked_fo
         tier.clear()
         assert put(tier, 100 + number)
         seen += tensors(held(tier, 100 + number))
-        wanted = [*tensors(entry_of(number).window), *tensors(entry_of(100 + number).window)]
+        wanted = [*tensors(kv_entry_of(number).window), *tensors(kv_entry_of(100 + number).window)]
         assert all(torch.equal(one.cpu(), other) for one, other in zip(seen, wanted, strict=True))
         del seen
         tier.clear()
@@ -568,8 +568,8 @@ def test_a_copy_that_fails_leaves_no_trace(monkeypatch: pytest.MonkeyPatch) -> N
         assert not put(tier, 1)
     assert (tier.stats().failed, tier.stats().entries, tier.stats().bytes) == (1, 0, 0)
     assert put(tier, 1)
-    torn = entry_of(2)
-    longer = replace(torn.window, values=entry_of(2, 6).window.values)
+    torn = kv_entry_of(2)
+    longer = replace(torn.window, values=kv_entry_of(2, 6).window.values)
     with pytest.raises(CacheError, match="5 tokens"):
         tier.put(key_of(2), replace(torn, window=longer))
     assert right(tier.get_many([key_of(1)])[key_of(1)], 1)

@@ -197,8 +197,10 @@ def warm_cache(plan: BenchPlan, lm: WindowedLM) -> AbstractContextManager[Passag
 
 def _budget(plan: BenchPlan, lm: WindowedLM) -> int:
     """Bytes for all windows of a plan; each of several questions has half of its own."""
-    tokens = plan.context * (1 + (plan.questions or 1)) // 2 + PREFIX_TOKENS
-    return int(_BUDGET_RATIO * tokens * token_bytes(lm.model))
+    passages = plan.context * (1 + (plan.questions or 1)) // 2
+    size = (passages + PREFIX_TOKENS) * token_bytes(lm.model)
+    size += (passages // plan.window + 1) * lm.engine.state_bytes
+    return int(_BUDGET_RATIO * size)
 
 
 @contextmanager

@@ -36,7 +36,7 @@ class BenchPlan:
     """The options of `rag-windows bench`."""
 
     shape: Annotated[
-        Literal["llama-0.25b", "qwen-0.5b", "llama-3.1-8b", "tiny"] | None,
+        Literal["llama-0.25b", "qwen-0.5b", "qwen3.5-0.3b", "llama-3.1-8b", "tiny"] | None,
         typer.Option(
             help=(
                 "Shape of a model with random weights; tiny only tries the command. "

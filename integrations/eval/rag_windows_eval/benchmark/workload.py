@@ -38,6 +38,11 @@ SIZES = (
 _ROPE = {"rope_parameters": {"rope_theta": 500_000.0, "rope_type": "default"}}
 SHAPES: dict[str, tuple[str, tuple[int, ...], dict[str, Any]]] = {
     DEFAULT: ("llama", (32_000, 1024, 2816, 16, 16, 4), {}),
+    "qwen3.5-0.3b": (
+        "qwen3_5_text",
+        (32_000, 1024, 2816, 16, 8, 2),
+        {"head_dim": 128, "linear_num_value_heads": 16},
+    ),
     "qwen-0.5b": ("qwen2", (151_936, 896, 4864, 24, 14, 2), {"tie_word_embeddings": True}),
     "llama-3.1-8b": ("llama", (128_256, 4096, 14_336, 32, 32, 8), _ROPE),
     "tiny": ("llama", (512, 128, 384, 2, 4, 2), {}),
@@ -100,9 +105,11 @@ def head_dim(config: PreTrainedConfig) -> int:
 
 
 def token_bytes(model: PreTrainedModel) -> int:
-    """Bytes of the keys and values of one token, all layers."""
+    """Bytes of the keys and values of one token, all layers that have them."""
     config = model.config.get_text_config(decoder=True)
-    numbers = config.num_hidden_layers * 2 * config.num_key_value_heads * head_dim(config)
+    kinds = getattr(config, "layer_types", None) or ["attention"] * config.num_hidden_layers
+    layers = sum("linear" not in kind for kind in kinds)
+    numbers = layers * 2 * config.num_key_value_heads * head_dim(config)
     return int(numbers * next(model.parameters()).element_size())
 
 
