@@ -28,7 +28,7 @@ from rag_windows.attention.layers import (
 from rag_windows.attention.mirror import ModelMirror
 from rag_windows.cache.fingerprint import ModelIdentity, TokenizerIdentity
 from rag_windows.cache.passage_cache import PassageCache
-from rag_windows.errors import MethodError, ModelError, ProfileError, UnsupportedModelError
+from rag_windows.errors import ModelError, ProfileError, UnsupportedModelError
 from rag_windows.generate import Decoder
 from rag_windows.loading import input_device
 from rag_windows.methods import APE, PCED, PCW, Auto, Method, resolve
@@ -160,14 +160,6 @@ class Engine:
         chosen = resolve(method)
         self.plain_encoder.check_method(chosen)
         return chosen
-
-    def can_read(self, method: Method) -> bool:
-        """Whether the model can read by a method."""
-        try:
-            self.plain_encoder.check_method(method)
-        except MethodError:
-            return False
-        return True
 
     @property
     def in_rows(self) -> bool:

@@ -31,7 +31,7 @@ from rag_windows.calibration.profile import (
 from rag_windows.calibration.words import contains
 from rag_windows.engine import Engine
 from rag_windows.errors import InputError, MethodError, report_stop_iteration
-from rag_windows.methods import APE, Auto, Method, Sequential, resolve
+from rag_windows.methods import APE, PCED, PCW, Auto, Method, Sequential, resolve
 from rag_windows.methods.mateicl import SCHEDULES
 from rag_windows.methods.registry import numbers_of, spelled, with_parameters
 from rag_windows.passage import Passage
@@ -60,6 +60,12 @@ METHODS_TO_ASK = (
     *("pcw", "ape"),
 )
 """What is compared where nobody names methods."""
+
+METHODS_IN_ROWS = (
+    *("auto", "query-likelihood+sequential"),
+    *("pced", "ensemble:weights=entropy,pooling=minimum,beta=0.25"),
+)
+"""The same where windows can't share one attention."""
 
 KEEP_BYTES = 4 << 30
 """Bytes of keys and values stored for the next round at most; others are encoded again for it."""
@@ -192,9 +198,10 @@ def compare(
     on_progress: OnProgress | None,
 ) -> Profile:
     """See `WindowedLM.compare`."""
-    usual = [] if grid else [one for one in METHODS_TO_ASK if engine.can_read(resolve(one))]
+    among = METHODS_IN_ROWS if engine.in_rows else METHODS_TO_ASK
+    usual = [] if grid else [*among]
     asked = [engine.method_of(one) for one in methods or usual]
-    numbers = [] if grid is None else [resolve(grid), *default_grid(resolve(grid))]
+    numbers = [] if grid is None else [engine.method_of(grid), *default_grid(resolve(grid))]
     given = [Example.of(example) for example in examples]
     if by not in (None, "labels", "agreement"):
         raise InputError(f"by must be 'labels', 'agreement' or None, not {by!r}.")
@@ -340,7 +347,9 @@ class _Measuring:
         """Examples that fit every setting, and a sentence for each that does not."""
         engine, count = self.engine, self.max_new_tokens
         # A request of neighbours holds them all; each setting takes its own number.
-        reader = "neighbours+pcw" if any(one.neighbours for one in settings) else "pcw"
+        reader = PCED.name if engine.in_rows else PCW.name
+        if any(one.neighbours for one in settings):
+            reader = f"neighbours+{reader}"
         ready, left_out = [], []
         numbered = list(enumerate(examples, start=1))
         for number, example in self._counted("Reading the examples", numbered):

@@ -204,6 +204,17 @@ def test_scores_labels_and_guards() -> None:
     assert made.fallback.taken
 
 
+def test_a_comparison_asks_what_the_model_can_read() -> None:
+    lm = small_states.lm()
+    example = {"query": QUESTION, "passages": PASSAGES, "answer": "1904"}
+    found = lm.compare([example] * 8, max_new_tokens=2, refine=False)
+    names = {one.method.name for one in found.settings}
+    assert names == {"sequential", "auto", "pced", "ensemble", "query-likelihood"}
+    for named in ({"methods": ["ape"]}, {"grid": "ape"}):
+        with pytest.raises(MethodError, match="pced"):
+            lm.compare([example] * 8, **named)
+
+
 def test_a_question_without_passages_is_the_models_own() -> None:
     lm = small_states.lm()
     made = lm.generate(QUESTION, max_new_tokens=6, do_sample=False)

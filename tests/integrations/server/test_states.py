@@ -12,7 +12,7 @@ from .conftest import asking
 
 BODY = {
     "messages": [{"role": "user", "content": "When did the mill burn?"}],
-    "documents": [{"text": "The mill burned in 1904.", "id": "a"}, {"text": "Snow fell.", "id": "b"}],
+    "documents": [{"text": "The mill burned in 1904.", "id": "a"}, {"text": "Snow.", "id": "b"}],
     "max_tokens": 6,
 }
 
