@@ -17,13 +17,13 @@ from rag_windows import loading
 from rag_windows.batching.batch import answer_all
 from rag_windows.batching.questions import Question, stream
 from rag_windows.batching.scheduler import Scheduler, shared_scheduler
-from rag_windows.cache.folder import in_home
 from rag_windows.cache.passage_cache import PassageCache, Size
 from rag_windows.calibration import Example, Profile
 from rag_windows.calibration.compare import KEEP_BYTES, By, Metric, OnProgress, compare
 from rag_windows.codebook.book import OnPrepared, PassageBook
 from rag_windows.engine import Engine
 from rag_windows.errors import InputError, report_stop_iteration
+from rag_windows.folders import in_home
 from rag_windows.guard import FallbackOption
 from rag_windows.icl.classifier import (
     Classification,

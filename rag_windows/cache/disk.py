@@ -32,11 +32,11 @@ from rag_windows.cache.entry_file import (
     read_entry,
     write_image,
 )
-from rag_windows.cache.folder import INDEXES
 from rag_windows.cache.keys import check_key, is_key
 from rag_windows.cache.tier import Outcome, Tier
 from rag_windows.cache.weight_sums import FOLDER as WEIGHTS
 from rag_windows.errors import CacheError
+from rag_windows.folders import INDEXES
 
 logger = logging.getLogger(__name__)
 

@@ -26,13 +26,13 @@ from pydantic import ByteSize, TypeAdapter, ValidationError
 from rag_windows.cache.arena import ArenaTier
 from rag_windows.cache.codec import EXACT, Entry, check_store
 from rag_windows.cache.disk import LOCKS_WORK, MOST_LABELS, DiskTier
-from rag_windows.cache.folder import FOLDER_VARIABLE, default_folder, in_home
 from rag_windows.cache.keys import is_key, label_digest, salt_key
 from rag_windows.cache.memory import MemoryTier, to_host
 from rag_windows.cache.shared import SharedTier, StoreReading
 from rag_windows.cache.tier import CacheStats, prometheus_text
 from rag_windows.cache.weight_sums import WeightSums
 from rag_windows.errors import CacheError, InputError
+from rag_windows.folders import FOLDER_VARIABLE, default_folder, in_home
 from rag_windows.threads import PATIENCE, Lock, Worker, in_children
 
 logger = logging.getLogger(__name__)

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from pydantic import ByteSize
 
-from rag_windows.cache.folder import automatic_indexes
 from rag_windows.cli import options
 from rag_windows.cli.corpus import (
     SearchOptions,
@@ -22,6 +21,7 @@ from rag_windows.cli.model_loading import LoadOptions, instruction, loaded_model
 from rag_windows.cli.render import Group, progress, show, tell, write_json
 from rag_windows.cli.replicas import RayOptions, fleet_options
 from rag_windows.errors import InputError
+from rag_windows.folders import automatic_indexes
 
 if TYPE_CHECKING:
     from rag_windows import PassageCache

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Protocol
 
-from rag_windows.cache.folder import INDEXES, default_folder, in_home
 from rag_windows.cli.model_loading import LoadOptions, quieten, reported_instead_of_bars
 from rag_windows.cli.options import (
     DEFAULT_PASSAGE_WORDS,
@@ -24,6 +23,7 @@ from rag_windows.cli.options import (
 )
 from rag_windows.cli.render import progress, tell
 from rag_windows.errors import CacheError, DocumentError, InputError, RetrievalError
+from rag_windows.folders import INDEXES, default_folder, in_home
 from rag_windows.samples import samples_path
 
 if TYPE_CHECKING:

@@ -14,7 +14,6 @@ import typer
 from pydantic import ByteSize
 from rich.table import Column
 
-from rag_windows.cache.folder import automatic_indexes
 from rag_windows.cli import options
 from rag_windows.cli.corpus import (
     index_folder,
@@ -34,6 +33,7 @@ from rag_windows.cli.render import (
     write_json,
 )
 from rag_windows.errors import InputError, RetrievalError
+from rag_windows.folders import automatic_indexes
 from rag_windows.visible_text import encodable, one_line
 
 if TYPE_CHECKING:

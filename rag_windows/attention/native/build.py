@@ -1,21 +1,27 @@
-"""C files of this folder as kernels: compiled once a process, by the machine's own compiler."""
+"""C files of this folder as kernels: compiled once, by the machine's own compiler, and stored."""
 
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import logging
 import os
+import platform
 import re
 import shlex
 import shutil
+import stat
 import subprocess
 import tempfile
+import time
 from collections.abc import Callable, Hashable
 from pathlib import Path
 from typing import Generic, TypeVar
 
 import torch
 
+from rag_windows.errors import CacheError
+from rag_windows.folders import KERNELS, default_folder
 from rag_windows.threads import Lock
 
 logger = logging.getLogger(__name__)
@@ -30,7 +36,10 @@ _COMPILERS = ("cc", "gcc", "clang")
 _FLAGS = ("-O2", "-march=native", "-ffp-contract=fast", "-fno-math-errno", "-fPIC")
 _SECONDS = 60
 _OPENMP = re.compile(r"/.*/lib(?:gomp|iomp5|omp)\b[^/\n]*\.so[^/\n]*$", re.MULTILINE)
-_MAPS = Path("/proc/self/maps")
+_MAPS, _PROCESSOR = Path("/proc/self/maps"), Path("/proc/cpuinfo")
+_ENDING = ".so"
+_UNUSED_S = 90 * 24 * 3600.0
+"""Stored kernels that nobody loaded for so long are removed when another one is stored."""
 
 Key = TypeVar("Key", bound=Hashable)
 Made = TypeVar("Made")
@@ -63,16 +72,20 @@ def switched_off() -> bool:
 
 
 def library(source: str, **macros: int) -> ctypes.CDLL | None:
-    """Compile a C file of this folder and load it, in about a second; nothing stays on disk.
+    """Load a C file of this folder as an earlier process compiled it, or compile it in a second.
 
-    None, with the reason in the log, where this machine can't.
+    It is stored beside the passage cache, for this processor, compiler and source, in files that
+    only the user can write; where there is no such folder, each process compiles anew. None, with
+    the reason in the log, where this machine can't.
     """
     named = " ".join([source, *(f"{name}={value}" for name, value in macros.items())])
     try:
         compiler, openmp = _compiler(), _openmp()
         if compiler is None or openmp is None:
             raise FileNotFoundError("no C compiler, or no OpenMP that PyTorch uses")
-        return _compiled(compiler, openmp, source, macros)
+        folder, name = _folder(), _name(compiler, openmp, source, macros)
+        found = None if folder is None else _stored(folder, name)
+        return found or _compiled(compiler, openmp, source, macros, folder, name)
     except (OSError, subprocess.SubprocessError, ValueError) as error:
         # A ValueError is a CC that is no command line, or an error in unknown letters.
         said = getattr(error, "stderr", None) or error
@@ -80,8 +93,15 @@ def library(source: str, **macros: int) -> ctypes.CDLL | None:
         return None
 
 
-def _compiled(compiler: list[str], openmp: str, source: str, macros: dict[str, int]) -> ctypes.CDLL:
-    sizes = [f"-D{name}={value}" for name, value in macros.items()]
+def _compiled(
+    compiler: list[str],
+    openmp: str,
+    source: str,
+    macros: dict[str, int],
+    stored: Path | None,
+    name: str,
+) -> ctypes.CDLL:
+    sizes = [f"-D{macro}={value}" for macro, value in macros.items()]
     # Not TemporaryDirectory: a child that is forked meanwhile would remove it as it ends.
     folder = Path(tempfile.mkdtemp(prefix="rag-windows-"))
     try:
@@ -89,9 +109,73 @@ def _compiled(compiler: list[str], openmp: str, source: str, macros: dict[str, i
         _run([*compiler, *_FLAGS, "-fopenmp", *sizes, "-c", str(written), "-o", str(made)])
         # Linked by its file, so that the kernel's threads are PyTorch's own, not a second set.
         _run([*compiler, "-shared", str(made), openmp, "-lm", "-o", str(linked)])
-        return ctypes.CDLL(str(linked))
+        loaded = ctypes.CDLL(str(linked))
+        if stored is not None:
+            _store(linked.read_bytes(), stored, name)
+        return loaded
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _name(compiler: list[str], openmp: str, source: str, macros: dict[str, int]) -> str:
+    """What a stored kernel is found by: everything that its code depends on."""
+    program = Path(shutil.which(compiler[0]) or compiler[0]).resolve()
+    cpu = _PROCESSOR.read_text(encoding="utf-8", errors="replace") if _PROCESSOR.exists() else ""
+    kinds = re.findall(r"^(?:model name|flags|Features|CPU part)\s*:.*$", cpu, re.MULTILINE)
+    about = [
+        *(platform.machine(), *sorted(set(kinds)), *compiler, *_FLAGS, openmp, source),
+        *(f"{macro}={value}" for macro, value in sorted(macros.items())),
+        *(str(program.stat().st_size), str(program.stat().st_mtime_ns)),
+    ]
+    digest = hashlib.sha256("\0".join(about).encode())
+    for path in sorted(Path(__file__).parent.glob("*.[ch]")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def _folder() -> Path | None:
+    """Where kernels are stored; None where it can't be made, or others could write to it."""
+    try:
+        folder = default_folder() / KERNELS
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return folder if _own(folder.lstat()) and folder.is_dir() else None
+    except (CacheError, OSError):
+        return None
+
+
+def _own(state: os.stat_result) -> bool:
+    """Whether only this user can write to a file: what it holds is run."""
+    return state.st_uid == os.geteuid() and not state.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+
+
+def _stored(folder: Path, name: str) -> ctypes.CDLL | None:
+    """What an earlier process stored, if it is whole: its name ends with its digest."""
+    for path in folder.glob(f"{name}-*{_ENDING}"):
+        try:
+            state = path.lstat()
+            digest = hashlib.sha256(path.read_bytes()).hexdigest()
+            if stat.S_ISREG(state.st_mode) and _own(state) and path.stem == f"{name}-{digest}":
+                os.utime(path)
+                return ctypes.CDLL(str(path))
+            path.unlink()
+        except OSError as error:
+            logger.info("A stored CPU kernel could not be used: %s", error)
+    return None
+
+
+def _store(made: bytes, folder: Path, name: str) -> None:
+    """Store a kernel for later processes, if that can be, and remove those of no use."""
+    try:
+        with tempfile.NamedTemporaryFile(dir=folder, delete=False) as file:
+            file.write(made)
+        digest = hashlib.sha256(made).hexdigest()
+        Path(file.name).replace(folder / f"{name}-{digest}{_ENDING}")
+        before = time.time() - _UNUSED_S
+        for path in folder.iterdir():
+            if path.lstat().st_mtime < before:
+                path.unlink()
+    except OSError as error:
+        logger.info("A CPU kernel could not be stored: %s", error)
 
 
 def _run(command: list[str]) -> None:

@@ -29,4 +29,5 @@ def anew(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     made = tmp_path / "temporary files"
     made.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(made))
+    monkeypatch.setenv("RAG_WINDOWS_CACHE_DIR", str(tmp_path / "cache"))
     return made

@@ -138,3 +138,72 @@ def test_a_forked_child_has_what_was_made_and_makes_the_rest() -> None:
             go.set()
         assert slow.result() == "slow made"
     assert made == ["ready", "slow"]
+
+
+def again(monkeypatch: pytest.MonkeyPatch) -> native.Kernel | None:
+    """The kernel as a new process would get it."""
+    monkeypatch.setattr(native, "_kernels", build.SingleFlight(native._checked))
+    return native.kernel(*QUICK)
+
+
+def stored(compiler: Path) -> list[Path]:
+    return sorted((compiler / "cache" / "kernels").glob("*"))
+
+
+def test_a_later_process_loads_what_an_earlier_one_compiled(
+    compiler: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert native.kernel(*QUICK) is not None
+    (made,) = stored(compiler)
+    assert made.parent.stat().st_mode & 0o777 == 0o700
+    assert again(monkeypatch) is not None
+    assert compiled(compiler) == {"-DELEMENT=0": 1}
+    # Another compiler may make other code.
+    monkeypatch.setenv("CC", os.environ["CC"] + " -pipe")
+    assert again(monkeypatch) is not None
+    assert compiled(compiler) == {"-DELEMENT=0": 2}
+    assert len(stored(compiler)) == 2
+
+
+@pytest.mark.parametrize("how", ["torn", "empty", "changed", "a link", "open to others", "open"])
+def test_what_may_not_be_its_own_is_compiled_again(
+    how: str, compiler: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert native.kernel(*QUICK) is not None
+    (made,) = stored(compiler)
+    whole = made.read_bytes()
+    if how == "torn":
+        made.write_bytes(whole[: len(whole) // 2])
+    elif how == "empty":
+        made.write_bytes(b"")
+    elif how == "changed":
+        made.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    elif how == "a link":
+        (compiler / "elsewhere").write_bytes(whole)
+        made.unlink()
+        made.symlink_to(compiler / "elsewhere")
+    elif how == "open to others":
+        made.chmod(0o666)
+    else:
+        made.parent.chmod(0o777)
+    assert again(monkeypatch) is not None
+    assert compiled(compiler) == {"-DELEMENT=0": 2}
+
+
+def test_where_nothing_can_be_stored_each_process_compiles(
+    compiler: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (compiler / "cache").write_text("a file", encoding="utf-8")
+    assert native.kernel(*QUICK) is not None
+    assert again(monkeypatch) is not None
+    assert compiled(compiler) == {"-DELEMENT=0": 2}
+
+
+def test_what_nobody_loads_any_more_goes(compiler: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert native.kernel(*QUICK) is not None
+    (old,) = stored(compiler)
+    os.utime(old, (0, 0))
+    monkeypatch.setenv("CC", os.environ["CC"] + " -pipe")
+    assert again(monkeypatch) is not None
+    (left,) = stored(compiler)
+    assert left != old

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from rag_windows import InputError, PassageCache
-from rag_windows.cache import folder
+from rag_windows import InputError, PassageCache, folders
 from rag_windows.cache import passage_cache as sizes
 
 
@@ -58,7 +57,7 @@ def test_a_container_s_limit_counts_but_not_files_that_nobody_uses(
 
 def test_the_default_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("RAG_WINDOWS_CACHE_DIR", str(tmp_path))
-    assert folder.default_folder() == tmp_path
+    assert folders.default_folder() == tmp_path
     monkeypatch.delenv("RAG_WINDOWS_CACHE_DIR")
     monkeypatch.setenv("HOME", str(tmp_path))
     for platform, xdg, base in (
@@ -68,7 +67,7 @@ def test_the_default_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
     ):
         monkeypatch.setattr("sys.platform", platform)
         monkeypatch.setenv("XDG_CACHE_HOME", xdg)
-        assert folder.default_folder() == tmp_path / base / "rag-windows" / "windows"
+        assert folders.default_folder() == tmp_path / base / "rag-windows" / "windows"
 
 
 def test_every_number_is_a_sample_of_its_own_and_a_label_holds_any_text(tmp_path: Path) -> None:

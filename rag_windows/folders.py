@@ -1,4 +1,4 @@
-"""Where the passage cache lies, and beside it the indexes of documents; imports no torch."""
+"""Where the passage cache lies, and beside it indexes and compiled kernels; imports no torch."""
 
 from __future__ import annotations
 
@@ -13,6 +13,9 @@ FOLDER_VARIABLE = "RAG_WINDOWS_CACHE_DIR"
 
 INDEXES = "index"
 """The folder of indexes inside that of the cache."""
+
+KERNELS = "kernels"
+"""The folder of compiled C kernels inside that of the cache."""
 
 _AUTOMATIC = re.compile("[0-9a-f]{32}")
 """Names of the indexes that commands make of --docs by themselves."""
