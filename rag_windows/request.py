@@ -452,7 +452,7 @@ def check_limits(request: Request, limit: int | None) -> None:
                 "fewer passages, or use a method with windows, such as 'ape' or 'pcw'."
             )
     if isinstance(method.selection, QueryLikelihood) and not method.selection.reader.windowed:
-        _check_chosen(method.selection, parts, free, limit)
+        _check_chosen(method.selection, request, free, limit)
     if method.refinement is not None:
         starts = [window.start - len(window.before) for window in plan.windows]
         whole = [len(window.before) + len(window.ids) for window in plan.windows]
@@ -460,11 +460,12 @@ def check_limits(request: Request, limit: int | None) -> None:
         check_passes(method.refinement, starts, whole, limit, named)
 
 
-def _check_chosen(selection: QueryLikelihood, parts: PromptParts, free: int, limit: int) -> None:
+def _check_chosen(selection: QueryLikelihood, request: Request, free: int, limit: int) -> None:
     """Refuse more passages in one prompt than fit, whichever the query chooses."""
     tokens: dict[int, int] = {}
-    for window in parts.windows:
-        tokens[window.passage] = tokens.get(window.passage, 0) + len(window.ids)
+    for window, planned in zip(request.parts.windows, request.plan.windows, strict=True):
+        read = request.engine.plain_encoder.ids_of(planned)
+        tokens[window.passage] = tokens.get(window.passage, 0) + len(read)
     longest = sorted(tokens.values(), reverse=True)
     together = sum(longest[: selection.retrieve])
     if together > free:

@@ -115,8 +115,7 @@ class ModelCache:
             keys += [(index, key[:, :, key.shape[2] - length :]) for key, _ in tokens]
             values += [(index, value[:, :, value.shape[2] - length :]) for _, value in tokens]
             states += [(index, one) for one in own]
-        if not self.token_bytes:
-            self._measure([one for _, one in (*keys, *values)], [one for _, one in states])
+        self._measure([one for _, one in (*keys, *values)], [one for _, one in states])
         each = [*keys, *values, *states]
         layers = tuple(index for index, _ in each)
         first, last = len(keys), len(keys) + len(values)

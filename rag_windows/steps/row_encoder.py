@@ -43,7 +43,10 @@ class RowEncoder(ModelEncoder):
         version = self.mirror.version
         before = getattr(self, "form", None)
         form = ModelCache(self.model)
-        form.continues = before is None or before.continues
+        if before is not None:
+            # Of an edited model, until a window of it was encoded.
+            form.continues = before.continues
+            form.token_bytes, form.state_bytes = before.token_bytes, before.state_bytes
         self.form = form
         self.sliding_windows = ()
         self._table_limit = None
