@@ -219,6 +219,7 @@ SIZES = {
     },
 }
 WARM = ("--way", "windows, from memory")
+PLAIN = "--way", "transformers"
 UNCITED = ("--way", "windows, from memory, no citations")
 
 
@@ -231,7 +232,12 @@ EIGHT = ("--context", "256", "--window", "64", "--questions", "8")
     [
         (
             "many keys",
-            ("--context", "3072", "--window", "128", *UNCITED, "--way", "transformers"),
+            ("--context", "3072", "--window", "128", *UNCITED, *PLAIN),
+            4,
+        ),
+        (
+            "many keys",
+            ("--context", "3072", "--window", "128", "--method", "pced", *UNCITED, *PLAIN),
             4,
         ),
         ("heavy", (*EIGHT, "--method", "pcw"), 1.5),
@@ -276,4 +282,6 @@ def test_windows_stay_fast(
         plain, warm, uncited = found["rows"]
         assert min(warm["decode_s"]) < 1.25 * min(uncited["decode_s"])
         assert min(plain["first_s"]) > sooner * min(warm["first_s"])
-        assert min(plain["decode_s"]) > 1.4 * min(warm["decode_s"])
+        # A step of pced reads its token in a row of each window.
+        quicker = 1.1 if "pced" in options else 1.4
+        assert min(plain["decode_s"]) > quicker * min(warm["decode_s"])
