@@ -26,7 +26,6 @@ from transformers.cache_utils import (
 
 from rag_windows.attention.layers import CACHE, refusal
 from rag_windows.kv import Members, Window
-from rag_windows.loading import layer_devices
 from rag_windows.steps.ensemble_cache import EnsembleCache
 
 KINDS = (
@@ -40,7 +39,6 @@ KINDS = (
 Sliding ones drop what no later token sees; here they hold every token, so that a window's own are
 a part of them (transformers' masks count positions, not tokens).
 """
-
 
 NAMES = CACHE, "past_key_values", "cache_params"
 """What models call their cache."""
@@ -179,6 +177,7 @@ class ModelCache:
         """
         tokens, longest = ids.shape[1], max(lengths)
         pieces = [ids] if self.continues or not longest else [*ids.split(1, dim=1)]
+        has_tokens = any(isinstance(layer, CacheLayerMixin) for layer in cache.layers)
         found: list[torch.Tensor] = []
         done = 0
         for piece in pieces:
@@ -186,9 +185,7 @@ class ModelCache:
             inputs: dict[str, Any] = {self._argument: cache}
             if "position_ids" in self._inputs:
                 inputs["position_ids"] = positions[:, done:end]
-            if len({*lengths}) > 1 and any(
-                isinstance(one, CacheLayerMixin) for one in cache.layers
-            ):
+            if has_tokens and len({*lengths}) > 1:
                 # States have no padding: a row's own tokens alone went into them.
                 places = torch.arange(longest + end, device=ids.device)
                 padding = longest - torch.tensor([*lengths], device=ids.device)
@@ -200,16 +197,6 @@ class ModelCache:
             found.append(torch.as_tensor(output.logits)[:, -wanted:])
             done = end
         return torch.cat(found, dim=1)[:, -last:]
-
-    def sizes(
-        self, model: PreTrainedModel, window: Window
-    ) -> Iterator[tuple[torch.device, int, int]]:
-        """Of each tensor of a window its device, bytes a token, and bytes whatever its length."""
-        devices = layer_devices(model)
-        tokens = 2 * len(window.keys)
-        for place, (layer, tensor) in enumerate(zip(window.layers, window.tensors, strict=True)):
-            each = tensor.nbytes // len(window.ids) if place < tokens else 0
-            yield devices[layer], each, 0 if place < tokens else tensor.nbytes
 
 
 def _holds_nothing(kind: type) -> bool:
