@@ -318,6 +318,11 @@ class RowsCache(EnsembleCache):
         """Tokens of the prefix and of the query."""
         return self._taken + self._fed
 
+    @property
+    def is_linear(self) -> list[bool]:
+        """Of one layer that counts tokens: without one, ``generate`` would feed the prefix."""
+        return [False]
+
     def read(
         self, model: PreTrainedModel, ids: torch.Tensor, positions: torch.Tensor, last: int
     ) -> torch.Tensor:
