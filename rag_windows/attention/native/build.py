@@ -135,6 +135,8 @@ def _name(compiler: list[str], openmp: str, source: str, macros: dict[str, int])
 
 def _folder() -> Path | None:
     """Where kernels are stored; None where it can't be made, or others could write to it."""
+    if not hasattr(os, "geteuid"):
+        return None
     try:
         folder = default_folder() / KERNELS
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
