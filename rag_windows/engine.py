@@ -92,8 +92,7 @@ class Engine:
         encode_text = None if self._text is None else self._text.prompt.encode_text
         self.decoder = decoder_of(model, max_batch_tokens, encode_text)
         self.plain_encoder = self.decoder.runner
-        in_rows = self.plain_encoder.form is not None
-        self.method = resolve(method or (PCED.name if in_rows else Auto.name))
+        self.method = resolve(method or (PCED.name if self.in_rows else Auto.name))
         self.plain_encoder.check_method(self.method)
         self._tokenizer_identity = TokenizerIdentity(tokenizer)
         self._revision = revision

@@ -54,6 +54,16 @@ ROUTED: Mapping[str, Any] = {
     "topk_group": 1,
     "first_k_dense_replace": 1,
 }
+SHARING: Mapping[str, Any] = {
+    **GQA,
+    "num_hidden_layers": 4,
+    "num_kv_shared_layers": 2,
+    "sliding_window": WINDOW,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "head_dim": 16,
+    "hidden_size_per_layer_input": 8,
+    "vocab_size_per_layer_input": VOCAB,
+}
 CONVOLVED = ["conv", "conv", "full_attention", "conv"]
 GPTJ: Mapping[str, Any] = {
     "vocab_size": VOCAB,
@@ -112,29 +122,13 @@ OPTIONS: Mapping[str, Mapping[str, Any]] = {
     "deepseek_v32": {**ROUTED, "index_n_heads": 2, "index_head_dim": 16, "index_topk": 64},
     "minicpm3": MLA,
     "gemma3n_text": {
-        **GQA,
-        "num_hidden_layers": 4,
-        "num_kv_shared_layers": 2,
-        "sliding_window": WINDOW,
-        "layer_types": ["sliding_attention", "full_attention"] * 2,
-        "head_dim": 16,
-        "hidden_size_per_layer_input": 8,
-        "vocab_size_per_layer_input": VOCAB,
+        **SHARING,
         "laurel_rank": 8,
         "altup_num_inputs": 2,
         "intermediate_size": [INTERMEDIATE] * 4,
         "activation_sparsity_pattern": [0.0] * 4,
     },
-    "gemma4_text": {
-        **GQA,
-        "num_hidden_layers": 4,
-        "num_kv_shared_layers": 2,
-        "sliding_window": WINDOW,
-        "layer_types": ["sliding_attention", "full_attention"] * 2,
-        "head_dim": 16,
-        "hidden_size_per_layer_input": 8,
-        "vocab_size_per_layer_input": VOCAB,
-    },
+    "gemma4_text": SHARING,
     "llama4_text": {
         **GQA,
         "num_hidden_layers": 4,
