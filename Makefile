@@ -23,7 +23,7 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.t
 TORCH := torch==2.13.0
 # The distributions beside rag-windows, and all extras, which require some of them by name.
 ADAPTERS := $(patsubst %/pyproject.toml,./%,$(wildcard integrations/*/pyproject.toml))
-EXTRAS := cli,cuda,eval,figures,fleet,formats,gguf,langchain,llama-index,lm-eval,pdf,peft,retrievers,server,shared,structured
+EXTRAS := adapt,cli,cuda,eval,figures,fleet,formats,gguf,langchain,llama-index,lm-eval,pdf,peft,retrievers,server,shared,structured
 # Material's note about MkDocs 2 is no concern of a build.
 MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs
 OFFLINE := HF_HUB_OFFLINE=1 TRANSFORMERS_OFFLINE=1 TOKENIZERS_PARALLELISM=false
@@ -44,7 +44,7 @@ test: $(VENV)/.dev ## all tests: no network, no GPU, 5 minutes on 2 cores (ARGS=
 check: $(VENV)/.dev lint ## linters and the tests that matter most: for every change
 	$(OFFLINE) $(BIN)/python -m pytest --durations=0 --durations-min=5 $(QUICK) $(ARGS)
 
-dist: $(VENV)/.dev ## wheels and sdists of all eight distributions into dist/, checked
+dist: $(VENV)/.dev ## wheels and sdists of all nine distributions into dist/, checked
 	rm -rf dist
 	for folder in . $(ADAPTERS); do \
 		$(BIN)/pyproject-build --no-isolation --outdir dist "$$folder" || exit 1; \

@@ -38,6 +38,7 @@ from rag_windows.prompt.detokenize import Detokenizer
 from rag_windows.prompt.reasoning import ReasoningFormat
 from rag_windows.sampling import whole_number
 from rag_windows.steps.row_encoder import RowEncoder
+from rag_windows.window_adapter import WindowAdapter, attach
 from rag_windows.windows import CacheAccess, WindowStore
 
 logger = logging.getLogger(__name__)
@@ -76,6 +77,7 @@ class Engine:
         max_batch_tokens: int | None = None,
         cache: PassageCache | bool | None = None,
         revision: str | None = None,
+        window_adapter: WindowAdapter | None = None,
     ) -> None:
         if max_batch_tokens is not None:
             max_batch_tokens = whole_number("max_batch_tokens", max_batch_tokens)
@@ -92,6 +94,8 @@ class Engine:
         encode_text = None if self._text is None else self._text.prompt.encode_text
         self.decoder = decoder_of(model, max_batch_tokens, encode_text)
         self.plain_encoder = self.decoder.runner
+        if window_adapter is not None:
+            attach(self.plain_encoder, model, window_adapter, max_batch_tokens)
         self.method = resolve(method or (PCED.name if self.in_rows else Auto.name))
         self.plain_encoder.check_method(self.method)
         self._tokenizer_identity = TokenizerIdentity(tokenizer)

@@ -169,7 +169,7 @@ class Decoder:
         plan = context.method.recompute
         attention.last = plan is not None and plan.choose == "last"
         check_tables(self._table_limit, context.query_start + len(query_ids))
-        return encode_again_for(context, query_ids, self.runner, attention)
+        return encode_again_for(context, query_ids, self.runner.of_windows, attention)
 
     def chances(
         self,
@@ -230,7 +230,6 @@ class Decoder:
         """What reads the windows: the mirror, or the view that asks each of them."""
         return self._view if isinstance(context.windows, Members) else self._mirror
 
-    @torch.no_grad()
     def forward(
         self,
         context: EncodedContext,
@@ -240,6 +239,7 @@ class Decoder:
         *,
         last: int | None = None,
         recorder: WeightRecorder | None = None,
+        gradients: bool = False,
     ) -> torch.Tensor:
         """Logits of query tokens.
 
@@ -249,10 +249,23 @@ class Decoder:
             past: query tokens that the cache holds already.
             last: only the logits of so many last tokens are computed; None for all.
             recorder: of attention weights, where there are windows.
+            gradients: whether they flow back to the windows' keys and values.
 
         Returns:
             (rows, tokens or ``last``, vocabulary) in the model's dtype.
         """
+        with torch.set_grad_enabled(gradients):
+            return self._forward(context, ids, cache, past, last, recorder)
+
+    def _forward(
+        self,
+        context: EncodedContext,
+        ids: torch.Tensor,
+        cache: Any,
+        past: int,
+        last: int | None,
+        recorder: WeightRecorder | None,
+    ) -> torch.Tensor:
         if past == 0:
             self.follow()
         self._check_layers(context)

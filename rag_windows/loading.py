@@ -149,7 +149,7 @@ def resolve(
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase | None]:
     """A loaded model as it is, or one loaded by name, in evaluation mode; errors as in `load`."""
     if not isinstance(model, PreTrainedModel) and hasattr(model, "peft_config"):
-        model = _adapted(model)
+        model = adapted_model(model)
     if isinstance(tokenizer, str | Path):
         tokenizer = load_tokenizer(tokenizer)
     if isinstance(model, PreTrainedModel):
@@ -168,7 +168,7 @@ def resolve(
     return loaded.eval(), tokenizer
 
 
-def _adapted(model: Any) -> PreTrainedModel:
+def adapted_model(model: Any) -> PreTrainedModel:
     """The transformers model inside a PEFT model, with the adapters' modules in it."""
     for config in model.peft_config.values():
         kind = str(getattr(config.peft_type, "value", config.peft_type))
@@ -215,7 +215,7 @@ def load(
                 "the adapter into its model first."
             )
         if tokenizer is None:
-            tokenizer = _tokenizer(source, base, _hub(kwargs))
+            tokenizer = _tokenizer(source, base, hub_options(kwargs))
         with _one_at_a_time, _late_bars():
             loaded = AutoModelForCausalLM.from_pretrained(
                 source, use_safetensors=True, **place, **_quantized(_unpacked(source, kwargs))
@@ -236,7 +236,7 @@ def load_config(model: str | Path, **kwargs: Any) -> PreTrainedConfig:
     """Only a model's configuration, no weights; arguments and errors as in `load`."""
     source, kwargs = _located(model, kwargs)
     with _explained(model), gguf_loading.reading(kwargs):
-        return AutoConfig.from_pretrained(_base_of(source, kwargs) or source, **_hub(kwargs))
+        return AutoConfig.from_pretrained(_base_of(source, kwargs) or source, **hub_options(kwargs))
 
 
 def load_tokenizer(name: str | Path, **kwargs: Any) -> PreTrainedTokenizerBase:
@@ -271,7 +271,8 @@ def _refuse_remote_code(kwargs: Mapping[str, Any], what: str, handed: str) -> No
         )
 
 
-def _hub(kwargs: Mapping[str, Any]) -> dict[str, Any]:
+def hub_options(kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Of the arguments those that say what is fetched from the Hub, and how."""
     names = ("revision", "token", "cache_dir", "gguf_file", "local_files_only")
     return {key: kwargs[key] for key in names if kwargs.get(key) is not None}
 
@@ -296,7 +297,7 @@ def _base_of(source: str, kwargs: Mapping[str, Any]) -> str | None:
     """Name or folder of the base model, if the source is a PEFT adapter."""
     if kwargs.get("gguf_file") is not None or os.path.isfile(os.path.join(source, CONFIG_NAME)):
         return None
-    found = find_adapter_config_file(source, **_hub(kwargs))
+    found = find_adapter_config_file(source, **hub_options(kwargs))
     if found is None or (Path(found).parent / CONFIG_NAME).is_file():
         return None
     require(f"The adapter {source!r}", "peft", extra="peft")

@@ -20,6 +20,7 @@ from rag_windows.batching.scheduler import Scheduler, shared_scheduler
 from rag_windows.cache.passage_cache import PassageCache, Size
 from rag_windows.calibration import Example, Profile
 from rag_windows.calibration.compare import KEEP_BYTES, By, Metric, OnProgress, compare
+from rag_windows.calibration.profile import ModelFingerprint
 from rag_windows.codebook.book import OnPrepared, PassageBook
 from rag_windows.engine import Engine
 from rag_windows.errors import InputError, report_stop_iteration
@@ -43,6 +44,7 @@ from rag_windows.request import DEFAULT_NEW_TOKENS, BatchRequest, Messages, Pass
 from rag_windows.results import Chunk, Generation
 from rag_windows.sampling import check_counts, whole_number
 from rag_windows.warm import OnWarmed, Warmed, warm
+from rag_windows.window_adapter import WindowAdapter
 
 OWN_METHOD = "rag_windows_method"
 """In a model's config: the method with which it was trained to read."""
@@ -74,12 +76,16 @@ class WindowedLM:
         header: Header = "title",
         template_kwargs: Mapping[str, Any] | None = None,
         profile: Profile | str | Path | None = None,
+        window_adapter: str | Path | WindowAdapter | None = None,
         **options: Any,
     ) -> None:
         self.profile = None if profile is None else Profile.of(profile)
-        if method is None:
+        adapter = None if window_adapter is None else WindowAdapter.of(window_adapter)
+        if method is None and self.profile is not None:
+            method = self.profile.method
+        elif method is None:
             own = getattr(model.config, OWN_METHOD, None)
-            method = own if self.profile is None else self.profile.method
+            method = own if adapter is None else adapter.made.method
         self.engine = loading.in_a_thread(
             lambda: Engine(
                 model,
@@ -87,10 +93,15 @@ class WindowedLM:
                 method=method,
                 header=header,
                 template_kwargs=template_kwargs,
+                window_adapter=adapter,
                 **options,
             ),
             "rag-windows-load",
         )
+        if adapter is not None and adapter.made.model is not None:
+            made_for = ModelFingerprint(**adapter.made.model)
+            if message := made_for.mismatch(model, "adapter"):
+                warnings.warn(message, UserWarning, stacklevel=3)
         if self.profile is not None and (message := self.profile.model.mismatch(model)):
             warnings.warn(message, UserWarning, stacklevel=3)
         if self.profile is not None and self.profile.heads is not None:
@@ -137,6 +148,7 @@ class WindowedLM:
         max_batch_tokens: int | None = None,
         cache: PassageCache | bool | None = None,
         profile: Profile | str | Path | None = None,
+        window_adapter: str | Path | None = None,
         dtype: str | torch.dtype = "auto",
         device_map: Any = None,
         dequantize: bool = False,
@@ -162,6 +174,9 @@ class WindowedLM:
             cache: keeps encoded windows: a `PassageCache`, or True for one with good defaults.
             profile: of a comparison, or the path of one: brings the method; a warning tells if it
                 was made for another model.
+            window_adapter: folder or Hub name of what ``rag-windows adapt`` wrote: windows are
+                encoded with it, all else is read without. Given as ``model``, it brings its base
+                model and its method.
             dtype: number format of the weights of a model that is loaded here.
             device_map: where the weights go: "cpu", "cuda", "cuda:1"; "auto" or a mapping spreads
                 them (needs accelerate). None takes CUDA where there is a device, else the CPU.
@@ -188,6 +203,13 @@ class WindowedLM:
             model_kwargs["dequantize"] = True
         if quantization is not None:
             model_kwargs["quantization"] = quantization
+        # As is an adapter.
+        adapter = None if window_adapter is None else WindowAdapter.of(window_adapter)
+        if adapter is None and isinstance(model, str | Path):
+            adapter = WindowAdapter.find(model, **loading.hub_options(model_kwargs))
+            if adapter is not None:
+                # The revision is the adapter's.
+                model, _ = adapter.base, model_kwargs.pop("revision", None)
         loaded, own_tokenizer = loading.in_a_thread(
             lambda: loading.resolve(
                 model, tokenizer, dtype=dtype, device_map=device_map, **model_kwargs
@@ -206,6 +228,7 @@ class WindowedLM:
             cache=cache,
             revision=model_kwargs.get("revision"),
             profile=profile,
+            window_adapter=adapter,
         )
 
     def with_cache(self, cache: PassageCache | bool | None) -> Self:

@@ -242,9 +242,15 @@ class ModelEncoder:
     Attributes:
         form: of the model's own cache, where rows go on from that; None where windows share one
             attention.
+        make_writer: makes the encoder of windows, where those have one of their own; see
+            `window_adapter`.
+        adapter: folder or Hub name of the adapter in the model, if it is known.
     """
 
     form: ModelCache | None = None
+    make_writer: Callable[[], ModelEncoder] | None = None
+    adapter: str | None = None
+    _writer: ModelEncoder | None = None
 
     def __init__(self, mirror: ModelMirror, max_batch_tokens: int | None = None) -> None:
         self.mirror = mirror
@@ -259,7 +265,20 @@ class ModelEncoder:
         """
         self.mirror.follow()
         if self._version != self.mirror.version:
+            self._writer = None
             self._derive()
+        if self.make_writer is not None:
+            self.of_windows.follow()
+
+    @property
+    def of_windows(self) -> ModelEncoder:
+        """What encodes windows: this one, or one of the same weights and an adapter."""
+        if self.make_writer is None:
+            return self
+        writer = self._writer
+        if writer is None:
+            writer = self._writer = self.make_writer()
+        return writer
 
     def _derive(self) -> None:
         version = self.mirror.version
@@ -324,13 +343,14 @@ class ModelEncoder:
     def check_method(self, method: Method) -> None:
         """Refuse, with a MethodError, a method whose windows can't be encoded or read."""
 
-    @torch.no_grad()
     def run(
         self,
         windows: Sequence[Sequence[int]],
         starts: Sequence[int],
         prefix: Window | None,
         before: Sequence[Window] = (),
+        *,
+        gradients: bool = False,
     ) -> list[Window]:
         """One forward pass over windows, one behind the other without padding.
 
@@ -341,6 +361,7 @@ class ModelEncoder:
             starts: position of each one's first token.
             prefix: what every window sees before itself.
             before: a window for each, all of which its tokens see, too; or none.
+            gradients: whether they flow back through the pass.
 
         Returns:
             Their keys and values: views of the pass's own.
@@ -351,7 +372,7 @@ class ModelEncoder:
         check_tables(self._table_limit, int(layout.positions.max()) + 1)
         device = input_device(self.model)
         ids = torch.tensor([[token for window in windows for token in window]], device=device)
-        with use_layout(layout), suppress(AllCaptured):
+        with torch.set_grad_enabled(gradients), use_layout(layout), suppress(AllCaptured):
             self.model.base_model(
                 ids, position_ids=layout.positions.unsqueeze(0).to(device), use_cache=False
             )

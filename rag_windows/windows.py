@@ -203,7 +203,7 @@ class WindowStore:
         )
         if method.recompute is None or context.waits:
             return context
-        again = recompute(self.runner, made, obtained.prefix, method.recompute)
+        again = recompute(self.runner.of_windows, made, obtained.prefix, method.recompute)
         return context.encoded_again(*again)
 
     def encode_ids(
@@ -364,10 +364,12 @@ class _Search:
 
     def _encode(self, wanted: Sequence[Wanted], prefix: Window | None) -> None:
         """Run one forward pass over as many of them as it takes."""
+        of_window = wanted[0] is not self._head and self._method.windowed
+        runner = self._runner.of_windows if of_window else self._runner
         refinement = None if wanted[0] is self._head else self._method.refinement
         begun = time.perf_counter()
         planned = [one.planned for one in wanted]
-        made = self._runner.encode_pass(prefix, planned, refinement)
+        made = runner.encode_pass(prefix, planned, refinement)
         self._take([(wanted[index], window) for index, window in made.items()], begun)
 
     def _take(self, made: Sequence[tuple[Wanted, Window]], begun: float) -> None:

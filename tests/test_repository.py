@@ -24,6 +24,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = (
     "rag_windows",
     "retrievers/rag_windows_retrievers",
+    "integrations/adapt",
     "integrations/eval",
     "integrations/langchain",
     "integrations/llama_index_llms",
@@ -38,6 +39,7 @@ DISTRIBUTIONS = (".", *(package for package in PACKAGES if package.startswith("i
 
 OURS = {
     "rag_windows",
+    "rag_windows_adapt",
     "rag_windows_eval",
     "rag_windows_retrievers",
     "rag_windows_server",
@@ -173,6 +175,7 @@ EXTRAS_OF = {
     "rag_windows/calibration": ("figures",),
     "rag_windows/cli": ("cli",),
     "rag_windows/attention/kernels": ("cuda",),
+    "integrations/adapt": ("adapt",),
     "integrations/eval": ("eval", "gguf"),
     "integrations/server": ("fleet", "server"),
     "retrievers/rag_windows_retrievers": ("formats", "pdf", "retrievers", "shared"),

@@ -174,11 +174,12 @@ class ModelIdentity:
             UnsupportedModelError: what the model became can't be split into windows.
         """
         self._encoder.follow()
-        mirror = self._encoder.mirror
+        encoder = self._encoder.of_windows
+        mirror = encoder.mirror
         with self._lock:
             reading = self._reading
             if reading is None or not reading.holds(mirror):
-                reading = self._reading = _Reading(mirror, self._sums)
+                reading = self._reading = _Reading(mirror, self._sums, encoder.adapter)
             unknown = reading.unknown or reading.hook()
             if unknown and not self._warned:
                 self._warned = True
@@ -198,8 +199,10 @@ class ModelIdentity:
 class _Reading:
     """What a model was when it was read: its fingerprint, or why that is `unknown`."""
 
-    def __init__(self, mirror: ModelMirror, sums: WeightSums | None = None) -> None:
-        self._version = mirror.version
+    def __init__(
+        self, mirror: ModelMirror, sums: WeightSums | None = None, adapter: str | None = None
+    ) -> None:
+        self._mirror, self._version = mirror, mirror.version
         self.device, self.devices = input_device(mirror.model), layer_devices(mirror.model)
         self._modules = list(mirror.model.named_modules())
         every = [module for _, module in self._modules]
@@ -223,9 +226,21 @@ class _Reading:
         self.unknown = _strange(kinds, every)
         self.contents = b""
         if self.unknown is None:
-            self._read_weights(mirror, {kind.__module__ for kind in kinds}, sums)
+            commit = getattr(mirror.model.config, "_commit_hash", None)
+            files = [checkpoint_of(mirror.model.name_or_path, commit)]
+            files += [] if adapter is None else [checkpoint_of(adapter)]
+            known = [one for one in files if one is not None]
+            checkpoint = fields(*known) if len(known) == len(files) else None
+            code = {kind.__module__ for kind in kinds}
+            self._read_weights(mirror, code, sums, checkpoint)
 
-    def _read_weights(self, mirror: ModelMirror, code: set[str], sums: WeightSums | None) -> None:
+    def _read_weights(
+        self,
+        mirror: ModelMirror,
+        code: set[str],
+        sums: WeightSums | None,
+        checkpoint: bytes | None,
+    ) -> None:
         away: dict[str, torch.Tensor] = {}  # what accelerate stores elsewhere between calls
         self._places: list[tuple[str, Mapping[str, Any]]] = []
         for name, module in self._modules:
@@ -247,7 +262,7 @@ class _Reading:
         named = [(f"{home}.{own}", tensor) for home, own, tensor in found]
         named = [(name, one) for name, one in named if name not in away] + [*away.items()]
         unique = list({id(tensor): tensor for _, tensor in named}.values())
-        digests = dict(zip(map(id, unique), _digests_of(unique, mirror.model, sums), strict=True))
+        digests = dict(zip(map(id, unique), _digests_of(unique, checkpoint, sums), strict=True))
         self.contents = _sha256(
             canonical(mirror.model.config.to_dict()),
             canonical(sorted(f"{source} {_origin(source)}" for source in code)),
@@ -261,7 +276,9 @@ class _Reading:
 
     def holds(self, mirror: ModelMirror) -> bool:
         """Whether the model is unchanged since it was read, by a quick check."""
-        if self._version != mirror.version or self._switched != self._switches:
+        if self._mirror is not mirror or self._version != mirror.version:
+            return False
+        if self._switched != self._switches:
             return False
         if self.unknown is not None:
             return True
@@ -393,7 +410,7 @@ _digests: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
 @torch.no_grad()
 def _digests_of(
-    tensors: Sequence[torch.Tensor], model: PreTrainedModel, sums: WeightSums | None
+    tensors: Sequence[torch.Tensor], checkpoint: bytes | None, sums: WeightSums | None
 ) -> list[bytes]:
     """The sha256 of each tensor.
 
@@ -407,8 +424,6 @@ def _digests_of(
     places = [place for place, (before, _) in enumerate(known) if before != seen[place]]
     unread = [tensors[place] for place in places]
     found = {place: bytes(digest) for place, (_, digest) in enumerate(known)}
-    commit = getattr(model.config, "_commit_hash", None)
-    checkpoint = None if sums is None else checkpoint_of(model.name_or_path, commit)
     with ThreadPoolExecutor(min(_HASHERS, os.cpu_count() or 1), "rag-windows-hash") as pool:
 
         def read() -> list[bytes]:

@@ -11,15 +11,17 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rag_windows.cli.corpus import SearchOptions, open_corpus
+    from rag_windows.cli.corpus import SearchOptions, open_corpus, read_passages
     from rag_windows.cli.model_loading import (
         SAMPLE_MODEL,
         LoadOptions,
         default_instruction,
+        instruction,
         loaded_model,
         quieten,
     )
     from rag_windows.cli.options import (
+        Instruction,
         Json,
         Model,
         System,
@@ -45,6 +47,7 @@ __all__ = [
     "EXIT_ERROR",
     "SAMPLE_MODEL",
     "Group",
+    "Instruction",
     "Json",
     "Model",
     "LoadOptions",
@@ -56,6 +59,7 @@ __all__ = [
     "count",
     "flag",
     "fleet_options",
+    "instruction",
     "default_instruction",
     "loaded_model",
     "open_corpus",
@@ -63,6 +67,7 @@ __all__ = [
     "plain_table",
     "progress",
     "quieten",
+    "read_passages",
     "show",
     "spreading",
     "tell",

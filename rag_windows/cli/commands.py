@@ -29,7 +29,7 @@ rag-windows --help                                         # all commands
 """
 
 
-_EXTRAS = {"serve": "server", "eval": "eval", "bench": "eval"}
+_EXTRAS = {"adapt": "adapt", "serve": "server", "eval": "eval", "bench": "eval"}
 """Commands of other distributions of this project, and the extras that install them."""
 
 

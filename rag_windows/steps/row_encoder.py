@@ -92,13 +92,14 @@ class RowEncoder(ModelEncoder):
         made = self.run([texts[index] for index in chosen], [start] * len(chosen), prefix)
         return dict(zip(chosen, made, strict=True))
 
-    @torch.no_grad()
     def run(
         self,
         windows: Sequence[Sequence[int]],
         starts: Sequence[int],
         prefix: Window | None,
         before: Sequence[Window] = (),
+        *,
+        gradients: bool = False,
     ) -> list[Window]:
         """One forward pass over windows of one length; see `ModelEncoder.run`."""
         head = [] if prefix is None else [prefix]
@@ -115,9 +116,10 @@ class RowEncoder(ModelEncoder):
         ids = torch.tensor(texts, device=device)
         positions = torch.tensor(lengths, device=device).unsqueeze(1)
         positions = positions + torch.arange(ids.shape[1], device=device)
-        cache = self.form.behind(behind)
-        self.form.feed(self.model, ids, cache, lengths, positions, 1)
-        return self.form.windows(cache, windows, starts)
+        with torch.set_grad_enabled(gradients):
+            cache = self.form.behind(behind)
+            self.form.feed(self.model, ids, cache, lengths, positions, 1)
+            return self.form.windows(cache, windows, starts)
 
     @torch.no_grad()
     def first_row(self, context: EncodedContext, query_ids: Sequence[int]) -> torch.Tensor:

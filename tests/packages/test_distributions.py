@@ -76,6 +76,7 @@ LACKS = {
     "server": ["serve"],
     "shared": "rag_windows.PassageCache(shared='s3://shelf/windows')",
     "fleet": ["warm", "--docs", "notes", "--model", "tiny-reader", "--replicas", "2"],
+    "adapt": ["adapt", "--docs", "notes", "--out", "adapter", "--model", "tiny-reader"],
     "eval": ["eval", "inscit", "--data", "dev.json", "--model", "tiny-reader"],
     "figures": ["compare", "--docs", "notes", "--model", "tiny-reader", "--plot", "heat.png"],
 }
@@ -84,6 +85,7 @@ ADAPTERS = {
     "llama-index": "llama_index.llms.rag_windows, llama_index.retrievers.rag_windows",
     "lm-eval": "lm_eval_rag_windows",
     "server": "rag_windows_server",
+    "adapt": "rag_windows_adapt",
     "eval": "rag_windows_eval",
 }
 """Extras that bring distributions of ours, without which there is nothing to import: these."""
@@ -245,7 +247,7 @@ def test_the_harness_alone_then_all_adapters_and_the_readme(
     run_page(environment, ROOT / "integrations/lm_eval/README.md")
     environment.python(SCORES)
     environment.install("rag-windows[langchain,llama-index,lm-eval,pdf]")
-    others = {"rag-windows-eval", "rag-windows-server", "vllm-rag-windows"}
+    others = {"rag-windows-adapt", "rag-windows-eval", "rag-windows-server", "vllm-rag-windows"}
     assert environment.installed() >= {*FOLDERS, "langchain"} - others
     (environment.folder / "notes").symlink_to(ROOT / "examples" / "notes")
     run_page(environment, ROOT / "README.md")

@@ -1,0 +1,302 @@
+"""An adapter that is trained on windows, from a model's own answers."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import cycle
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from rag_windows import InputError, Passage, UnsupportedModelError, WindowedLM
+from rag_windows_adapt import Asked, Lesson, Lessons, OwnQuestions, Plan, Trainer, train
+from rag_windows_adapt.lessons import question_in
+from tests.blackbox.conftest import invoke
+from tests.rag_windows import small, small_states
+
+PLAYERS = {"Pellby": "lute", "Zelmont": "harp", "Orrin": "drum", "Takkel": "flute"}
+PASSAGES = [Passage(f"{name} plays the {what}.", title=name) for name, what in PLAYERS.items()]
+PLAN = Plan(questions=60, passages=4, rank=4, rate=3e-3, instruction="Answer.")
+
+
+def asked(lm: WindowedLM) -> list[Lesson]:
+    """What a model answers over each passage alone, as a lesson."""
+    made = []
+    for place, name in enumerate(PLAYERS):
+        question = f"What does {name} play?"
+        answer = lm.generate(
+            question, [PASSAGES[place]], prefix="Answer.", method="sequential", max_new_tokens=6
+        )
+        made.append(Asked(question, (place,), answer.token_ids, answer.text))
+    return [Lesson(tuple(PASSAGES), tuple(made))]
+
+
+@pytest.fixture
+def lm() -> WindowedLM:
+    return WindowedLM.from_pretrained(small.build(), tokenizer=small.tokenizer(), method="pcw")
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    from safetensors.torch import load_file
+
+    return dict(load_file(folder / "adapter_model.safetensors"))
+
+
+def test_it_learns_to_answer_over_windows_as_over_the_right_one(
+    lm: WindowedLM, tmp_path: Path
+) -> None:
+    """What it learned is in the folder, and the model is as it was."""
+    before = {name: one.clone() for name, one in lm.model.state_dict().items()}
+    trainer, lessons = Trainer(lm, replace(PLAN, questions=160)), asked(lm)
+    assert train(trainer, cycle(lessons), tmp_path)
+    losses = trainer.progress.divergence
+    assert len(losses) == 40
+    assert losses[-1] < 0.5 * losses[0]
+    assert all(torch.equal(one, before[name]) for name, one in lm.model.state_dict().items())
+    adapted = WindowedLM(lm.model, lm.tokenizer, window_adapter=tmp_path)
+    assert adapted.method.name == "pcw"
+    made = json.loads((tmp_path / "window_adapter.json").read_text())
+    assert made["trained"]["questions"] == 160
+    assert made["model"]["fingerprint"]
+
+
+def test_the_first_divergence_is_that_of_windows_and_of_the_right_one(lm: WindowedLM) -> None:
+    """By the engine's own logits, which users read."""
+    (lesson,) = asked(lm)
+    expected = []
+    for one in lesson.asked:
+        logs = []
+        for passages in (PASSAGES, [PASSAGES[one.right[0]]]):
+            parts = lm.engine.text.prompt.build(one.question, passages, prefix="Answer.")
+            windows = [window.ids for window in parts.windows]
+            context = lm.engine.encoder.encode_ids(parts.prefix_ids, windows, lm.method)
+            ids = torch.tensor([[*parts.query_ids, *one.answer[:-1]]])
+            logits = lm.engine.decoder.forward(context, ids)[0, -len(one.answer) :]
+            logs.append(logits.log_softmax(-1))
+        student, teacher = logs
+        expected.append((teacher.exp() * (teacher - student)).sum(-1).mean())
+    assert Trainer(lm, PLAN).learn(lesson) == pytest.approx(float(sum(expected)) / 4, rel=1e-4)
+
+
+def test_stopped_and_continued_it_learns_the_same(lm: WindowedLM, tmp_path: Path) -> None:
+    lessons = asked(lm) * 20
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    train(Trainer(lm, PLAN), lessons, whole)
+    first = Trainer(lm, PLAN)
+    assert not train(first, lessons, parts, until=lambda: first.progress.lessons == 6)
+    second = Trainer(lm, PLAN)
+    assert second.resume(parts)
+    assert second.progress.questions == 24
+    assert train(second, lessons, parts)
+    for name, one in weights(whole).items():
+        assert torch.equal(one, weights(parts)[name])
+    assert not (parts / "training.pt").exists()
+
+
+def test_what_fails_keeps_what_was_learned(lm: WindowedLM, tmp_path: Path) -> None:
+    def failing() -> Iterator[Lesson]:
+        yield from asked(lm) * 3
+        raise OSError("the disk is gone")
+
+    with pytest.raises(OSError, match="disk"):
+        train(Trainer(lm, PLAN), failing(), tmp_path)
+    trainer = Trainer(lm, PLAN)
+    assert trainer.resume(tmp_path)
+    assert trainer.progress.lessons == 3
+
+
+def test_other_settings_and_models_are_refused(lm: WindowedLM, tmp_path: Path) -> None:
+    trainer = Trainer(lm, PLAN)
+    train(trainer, asked(lm), tmp_path)
+    with pytest.raises(InputError, match="other settings: rank"):
+        Trainer(lm, replace(PLAN, rank=2)).resume(tmp_path)
+    assert Trainer(lm, replace(PLAN, questions=90)).resume(tmp_path)
+    larger = small.build(hidden_size=64, intermediate_size=96)
+    other = WindowedLM.from_pretrained(larger, tokenizer=small.tokenizer())
+    with pytest.raises(InputError, match="another model"):
+        Trainer(other, PLAN).resume(tmp_path)
+    with pytest.raises(UnsupportedModelError, match="a row of its own"):
+        Trainer(small_states.wrapped(), PLAN)
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ('"Who plays the harp?"\nBecause it says so.', "Who plays the harp?"),
+        (
+            "Who plays the harp, the lute and the drum?",
+            "Who plays the harp, the lute and the drum?",
+        ),
+        ("Zelmont plays the harp.", None),
+        ("What is the title of this passage?", None),
+        ("Who plays?", None),
+        ("", None),
+    ],
+)
+def test_only_a_question_about_something_is_taken(text: str, found: str | None) -> None:
+    assert question_in(text) == found
+
+
+class Asking:
+    """Asks and answers as a model would, and counts what it is asked."""
+
+    def __init__(self, lm: WindowedLM) -> None:
+        self._lm, self.requests = lm, 0
+
+    def generate_batch(self, requests: list[dict[str, Any]]) -> list[Any]:
+        self.requests += len(requests)
+        made = self._lm.generate_batch([{**one, "max_new_tokens": 4} for one in requests])
+        return [
+            replace(one, text=f"What does {asked['passages'][0].title} play?")
+            if asked["query"].startswith("Write one question")
+            else replace(one, text="An instrument.")
+            for one, asked in zip(made, requests, strict=True)
+        ]
+
+
+def test_lessons_hold_passages_that_a_question_finds(lm: WindowedLM, tmp_path: Path) -> None:
+    model: Any = Asking(lm)
+    own = OwnQuestions(model, tmp_path / "questions.jsonl", instruction=None)
+    others = [Passage(f"Nothing number {number} is here.") for number in range(9)]
+    lessons = iter(Lessons(own, PASSAGES, [*PASSAGES, *others], count=3, seed=0))
+    found = [next(lessons) for _ in range(8)]
+    for lesson in found:
+        assert len({passage.text for passage in lesson.passages}) == 3
+        for one in lesson.asked:
+            (place,) = one.right
+            assert one.question == f"What does {lesson.passages[place].title} play?"
+    # Nothing is asked twice, here or at the next start.
+    asked_for = model.requests
+    again = OwnQuestions(model, tmp_path / "questions.jsonl", instruction=None)
+    same = iter(Lessons(again, PASSAGES, [*PASSAGES, *others], count=3, seed=0))
+    assert [next(same) for _ in range(8)] == found
+    assert model.requests == asked_for
+
+
+def test_a_damaged_file_of_questions_is_named(lm: WindowedLM, tmp_path: Path) -> None:
+    (tmp_path / "questions.jsonl").write_text('{"passage": "a", "question": null}\n{"question"')
+    with pytest.raises(InputError, match="line 2"):
+        OwnQuestions(lm, tmp_path / "questions.jsonl", instruction=None)
+
+
+def test_a_model_that_asks_nothing_is_told_so(lm: WindowedLM) -> None:
+    lessons = Lessons(OwnQuestions(lm, None, instruction=None), PASSAGES, PASSAGES, count=3, seed=0)
+    with pytest.raises(InputError, match="Take a larger model"):
+        next(iter(lessons))
+
+
+# The command.
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("base")
+    small.build().save_pretrained(folder)
+    small.tokenizer().save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def docs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("docs")
+    for number in range(45):
+        (folder / f"Person{number}.txt").write_text(f"Person{number} plays instrument {number}.")
+    return folder
+
+
+@pytest.fixture
+def asking(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Models that ask what can be used, and answer as they are."""
+
+    def texts(self: OwnQuestions, asked: Any, tokens: int, prefix: str | None) -> list[Any]:
+        made = self._lm.generate_batch(
+            [
+                {"query": query, "passages": [passage], "max_new_tokens": 3, "prefix": prefix}
+                for query, passage in asked
+            ]
+        )
+        named = [f"What is it that {passage.title} plays?" for _, passage in asked]
+        return [replace(one, text=name) for one, name in zip(made, named, strict=True)]
+
+    monkeypatch.setattr(OwnQuestions, "_generate", texts)
+
+
+def command(docs: Path, base: Path, out: Path, *more: str) -> Any:
+    return invoke("adapt", "--docs", docs, "--model", base, "--out", out, "--rank", "2", *more)
+
+
+@pytest.mark.usefixtures("asking")
+def test_the_command_writes_an_adapter_and_reports(docs: Path, base: Path, tmp_path: Path) -> None:
+    out = tmp_path / "adapter"
+    done = command(docs, base, out, "--questions", "30", "--passages", "3")
+    assert done.exit_code == 0, done.output
+    assert "windows, with the adapter" in done.stdout
+    assert f"--model {out}" in done.stdout.replace("\n", "")
+    answer = invoke("ask", "Who?", "--docs", docs, "--model", out, "--no-cache", "--json")
+    assert answer.exit_code == 0, answer.output
+    assert json.loads(answer.stdout)["method"] == "pcw"
+    again = command(docs, base, out)
+    assert again.exit_code == 2
+    assert "Name another folder" in again.stderr
+
+
+@pytest.mark.usefixtures("asking")
+def test_the_hours_end_it_and_the_same_command_goes_on(
+    docs: Path, base: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "adapter"
+    given = ("--questions", "12", "--passages", "3")
+    first = command(docs, base, out, *given, "--hours", "0", "--json")
+    assert first.exit_code == 0, first.output
+    told = json.loads(first.stdout)
+    assert not told["finished"]
+    assert 0 < told["questions"] < 12
+    second = json.loads(command(docs, base, out, *given, "--json").stdout)
+    assert second["finished"]
+    assert second["questions"] >= 12
+    assert set(second["figures"]) == {"one prompt", "windows", "windows, with the adapter"}
+
+
+@pytest.mark.usefixtures("asking")
+def test_ctrl_c_leaves_an_adapter(
+    docs: Path, base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    learn = Trainer.learn
+
+    def interrupted(self: Trainer, lesson: Lesson) -> float:
+        if self.progress.lessons == 2:
+            signal.raise_signal(signal.SIGINT)
+        return learn(self, lesson)
+
+    monkeypatch.setattr(Trainer, "learn", interrupted)
+    out = tmp_path / "adapter"
+    done = command(docs, base, out, "--questions", "90", "--passages", "3")
+    assert done.exit_code == 130, done.output
+    assert "the same command goes on" in done.stderr.replace("\n", " ")
+    assert WindowedLM.from_pretrained(out).method.name == "pcw"
+
+
+def test_bad_input_is_refused_before_anything_is_loaded(
+    docs: Path, base: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("x")
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "note.txt").write_text("x")
+    for out in ("file", "other"):
+        assert command(docs, base, tmp_path / out).exit_code == 2
+    few = tmp_path / "few"
+    few.mkdir()
+    (few / "one.txt").write_text("Only one passage.")
+    done = command(few, base, tmp_path / "adapter")
+    assert done.exit_code == 2
+    assert "more documents" in done.stderr.replace("\n", " ")
+    unlabelled = tmp_path / "questions.jsonl"
+    unlabelled.write_text('{"question": "Who?"}\n' * 8)
+    done = command(docs, base, tmp_path / "adapter", "--test", str(unlabelled))
+    assert done.exit_code == 2
+    assert "lacks passages or an answer" in done.stderr.replace("\n", " ")
