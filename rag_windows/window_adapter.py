@@ -9,7 +9,8 @@ from __future__ import annotations
 import functools
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -132,7 +133,8 @@ class WindowAdapter:
             raise ModelLoadError(f"The adapter {self.source!r} has no {_WEIGHTS}. Name another.")
         view = view_for_adapter(model)
         try:
-            adapted = PeftModel.from_pretrained(view, self.source, **self.hub)
+            with gradients_unchanged(model):
+                adapted = PeftModel.from_pretrained(view, self.source, **self.hub)
             with safe_open(path, "pt") as file:
                 if {*file.keys()} != get_peft_model_state_dict(adapted).keys():
                     raise ValueError("its weights are of other layers")
@@ -144,6 +146,17 @@ class WindowAdapter:
         made = encoder_of(adapted, max_batch_tokens)
         made.adapter = self.source
         return made
+
+
+@contextmanager
+def gradients_unchanged(model: PreTrainedModel) -> Iterator[None]:
+    """Have the weights want gradients behind it if they did before; PEFT switches that off."""
+    wanted = [(one, one.requires_grad) for one in model.parameters()]
+    try:
+        yield
+    finally:
+        for one, before in wanted:
+            one.requires_grad_(before)
 
 
 def view_for_adapter(model: PreTrainedModel) -> PreTrainedModel:

@@ -7,7 +7,7 @@ import signal
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -95,7 +95,8 @@ def adapt(
     require("rag-windows adapt", "peft", extra="adapt")
     read = cli.read_passages(search, model)
     folder.mkdir(parents=True, exist_ok=True)
-    with cli.loaded_model(model) as lm:
+    # What is encoded on the way is of no use later.
+    with cli.loaded_model(replace(model, no_cache=True)) as lm:
         from rag_windows_adapt.lessons import Lessons, OwnQuestions
         from rag_windows_adapt.training import Plan, Trainer, train
 

@@ -130,7 +130,13 @@ class OwnQuestions:
             }
             for query, passage in asked
         ]
-        return self._lm.generate_batch(requests) if requests else []
+        made = self._lm.generate_batch(requests) if requests else []
+        if any(one.reasoning for one in made):
+            raise InputError(
+                "The model writes reasoning before its answers, which it would learn from. Switch "
+                "that off, as with --template-option enable_thinking=false."
+            )
+        return made
 
 
 class Lessons:

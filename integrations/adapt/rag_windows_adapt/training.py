@@ -26,9 +26,10 @@ from rag_windows import Passage, WindowedLM
 from rag_windows.calibration.profile import ModelFingerprint
 from rag_windows.errors import InputError, UnsupportedModelError
 from rag_windows.kv import Window
+from rag_windows.loading import input_device
 from rag_windows.methods import PCW
 from rag_windows.prefill import EncodedContext, read_by
-from rag_windows.window_adapter import FILE, Made, encoder_of, view_for_adapter
+from rag_windows.window_adapter import FILE, Made, encoder_of, gradients_unchanged, view_for_adapter
 from rag_windows_adapt.lessons import Lesson
 
 STATE = "training.pt"
@@ -92,10 +93,9 @@ class Trainer:
                 "attention to learn for. Use it as it is."
             )
         self.lm, self.plan, self.progress = lm, plan, Progress()
-        lm.model.requires_grad_(False)
-        # Other threads may draw numbers, too.
-        with torch.random.fork_rng():
-            torch.manual_seed(plan.seed)
+        # PEFT draws the first weights on the CPU.
+        with torch.random.fork_rng(devices=[]), gradients_unchanged(lm.model):
+            torch.default_generator.manual_seed(plan.seed)
             config = LoraConfig(
                 r=plan.rank,
                 lora_alpha=2 * plan.rank,
@@ -103,13 +103,25 @@ class Trainer:
                 task_type="CAUSAL_LM",
             )
             self._adapted: PeftModel = get_peft_model(view_for_adapter(lm.model), config)
+            self._weights = [one for one in self._adapted.parameters() if one.requires_grad]
         self._made_for = dataclasses.asdict(ModelFingerprint.of(lm.model))
         self._writer = encoder_of(self._adapted)
-        self._weights = [one for one in self._adapted.parameters() if one.requires_grad]
         self._optimizer = torch.optim.AdamW(self._weights, lr=plan.rate, weight_decay=0.0)
 
     def learn(self, lesson: Lesson) -> float:
-        """Take one lesson: an update of the weights. Returns its divergence."""
+        """Take one lesson: an update of the adapter's weights. Returns its divergence."""
+        with gradients_unchanged(self.lm.model):
+            self.lm.model.requires_grad_(False)
+            loss = self._loss(lesson)
+            loss.backward()
+        self._update()
+        self.progress.lessons += 1
+        self.progress.questions += len(lesson.asked)
+        self.progress.divergence.append(float(loss.detach()))
+        return self.progress.divergence[-1]
+
+    def _loss(self, lesson: Lesson) -> torch.Tensor:
+        """The mean divergence of its questions, nats a token."""
         parts = self._build(lesson.passages[0].text, lesson.passages)
         prefix, reader = [*parts.prefix_ids], self.lm.engine.plain_encoder
         windows = [(one.passage, (*one.ids,)) for one in parts.windows]
@@ -135,13 +147,7 @@ class Trainer:
             answer = slice(len(ids) - len(asked.answer), len(ids))
             teacher = self._logits(self._context(prefix, head, [read[text]]), [ids])
             losses.append(_divergence(found[row, answer], teacher[0, answer]))
-        loss = torch.stack(losses).mean()
-        loss.backward()
-        self._update()
-        self.progress.lessons += 1
-        self.progress.questions += len(losses)
-        self.progress.divergence.append(float(loss.detach()))
-        return self.progress.divergence[-1]
+        return torch.stack(losses).mean()
 
     def _update(self) -> None:
         warm = min(1.0, (self.progress.lessons + 1) / WARM_UP)
@@ -178,7 +184,7 @@ class Trainer:
         """Logits (rows, tokens, vocabulary), those behind a shorter row without meaning."""
         longest = max(map(len, fed))
         rows = [[*ids, *[0] * (longest - len(ids))] for ids in fed]
-        ids = torch.tensor(rows, device=self.lm.model.device)
+        ids = torch.tensor(rows, device=input_device(self.lm.model))
         return self.lm.engine.decoder.forward(context, ids, gradients=gradients)
 
     def save(self, folder: Path, *, finished: bool = False) -> None:

@@ -52,14 +52,17 @@ def test_it_learns_to_answer_over_windows_as_over_the_right_one(
 ) -> None:
     """What it learned is in the folder, and the model is as it was."""
     before = {name: one.clone() for name, one in lm.model.state_dict().items()}
+    assert all(one.requires_grad for one in lm.model.parameters())
     trainer, lessons = Trainer(lm, replace(PLAN, questions=160)), asked(lm)
     assert train(trainer, cycle(lessons), tmp_path)
     losses = trainer.progress.divergence
     assert len(losses) == 40
     assert losses[-1] < 0.5 * losses[0]
     assert all(torch.equal(one, before[name]) for name, one in lm.model.state_dict().items())
+    assert all(one.requires_grad and one.grad is None for one in lm.model.parameters())
     adapted = WindowedLM(lm.model, lm.tokenizer, window_adapter=tmp_path)
     assert adapted.method.name == "pcw"
+    assert all(one.requires_grad for one in lm.model.parameters())
     made = json.loads((tmp_path / "window_adapter.json").read_text())
     assert made["trained"]["questions"] == 160
     assert made["model"]["fingerprint"]
