@@ -101,28 +101,31 @@ def ask(options: argparse.Namespace) -> None:
             prefix=INSTRUCTION,
             method=options.method,
             max_new_tokens=32,
-            citations=False,
         )
         words = chatrag_words(made.text)
         right = any(contains(made.text, each) for each in one.answers)
         overlap = max(bag_f1(words, chatrag_words(each)) for each in one.answers)
-        pairs.append((float(right), overlap))
+        shares = [0.0 if each.mass is None else each.mass for each in made.citations or ()]
+        cites = bool(shares) and shares.index(max(shares)) in one.right
+        pairs.append((float(right), overlap, float(cites)))
         print(json.dumps({"question": one.text, "answer": made.text, "right": right}), flush=True)
     options.out.write_text(json.dumps(pairs), encoding="utf-8")
     differ([options.out])
 
 
 def differ(files: Sequence[Path]) -> None:
-    """Print right answers and F1 of one file of `ask`, or of the first less the second.
+    """Print the figures of one file of `ask`, or of the first less the second.
 
-    Percent, with 95% intervals of 10,000 paired draws of questions.
+    Right answers, token F1, and questions whose most cited passage is right. Percent, with 95% intervals of 10,000 paired draws of questions.
     """
     read = [100 * np.array(json.loads(path.read_text(encoding="utf-8"))) for path in files]
     count = min(map(len, read))
-    values = read[0] if len(read) == 1 else read[0][:count] - read[1][:count]
+    shapes = min(one.shape[1] for one in read)
+    read = [one[:count, :shapes] for one in read]
+    values = read[0] if len(read) == 1 else read[0] - read[1]
     draws = np.random.default_rng(0).integers(0, len(values), (10_000, len(values)))
     low, high = np.percentile(values[draws].mean(axis=1), [2.5, 97.5], axis=0)
-    for place, name in enumerate(("right", "f1")):
+    for place, name in enumerate(("right", "f1", "cites right")[: values.shape[1]]):
         mean = values[:, place].mean()
         print(f"{name} {mean:.1f} ({low[place]:.1f} to {high[place]:.1f}), {len(values)} questions")
 
