@@ -116,7 +116,8 @@ def ask(options: argparse.Namespace) -> None:
 def differ(files: Sequence[Path]) -> None:
     """Print the figures of one file of `ask`, or of the first less the second.
 
-    Right answers, token F1, and questions whose most cited passage is right. Percent, with 95% intervals of 10,000 paired draws of questions.
+    Right answers, token F1, and questions whose most cited passage is right. Percent, with 95%
+    intervals of 10,000 paired draws of questions.
     """
     read = [100 * np.array(json.loads(path.read_text(encoding="utf-8"))) for path in files]
     count = min(map(len, read))
