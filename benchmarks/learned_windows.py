@@ -1,11 +1,10 @@
 """What windows answer that were encoded with an adapter of `rag-windows adapt`, beside others.
 
-    python -m benchmarks.learned_windows passages NQ.jsonl.gz HOTPOTQA.json --out FOLDER
     python -m benchmarks.learned_windows ask FILE --model ADAPTER --method pcw --out OUT.json
     python -m benchmarks.learned_windows differ OUT.json OTHER.json
 
-`passages` writes those of the training questions as files, for ``rag-windows adapt --docs``. `ask`
-reads questions that no file of it holds: of Natural Questions five passages, of HotpotQA ten.
+`ask` reads five passages of each of Natural Questions, behind the questions that are for training,
+or ten of HotpotQA.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ import argparse
 import gzip
 import json
 import random
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -68,25 +66,6 @@ def questions(records: Sequence[dict[str, Any]]) -> Iterator[Question]:
             yield Question(one["question"], [one["answer"]], passages, right)
 
 
-def write_passages(files: Sequence[Path], out: Path) -> None:
-    """Write the passages of training questions, one file each."""
-    out.mkdir(parents=True, exist_ok=True)
-    known: set[str] = set()
-    for path in files:
-        for one in lines_of(path):
-            if "ctxs" in one:
-                found = [(each["title"], each["text"]) for each in one["ctxs"]]
-            else:
-                found = [(title, "".join(text)) for title, text in one["context"]]
-            if "ctxs" in one and len(known) >= TRAINED * 20:
-                break
-            for title, text in found:
-                if text not in known:
-                    known.add(text)
-                    name = re.sub(r"\W+", " ", title).strip()[:80]
-                    (out / f"{name} {len(known)}.txt").write_text(text, encoding="utf-8")
-
-
 def ask(options: argparse.Namespace) -> None:
     """Answer the questions; prints a line each, and the sums."""
     lm = WindowedLM.from_pretrained(options.model, window_adapter=options.adapter)
@@ -134,7 +113,7 @@ def differ(files: Sequence[Path]) -> None:
 def main() -> None:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("what", choices=["passages", "ask", "differ"])
+    parser.add_argument("what", choices=["ask", "differ"])
     parser.add_argument("files", type=Path, nargs="+")
     parser.add_argument("--model")
     parser.add_argument("--adapter")
@@ -145,8 +124,6 @@ def main() -> None:
     options = parser.parse_args()
     if options.what == "differ":
         differ(options.files)
-    elif options.what == "passages":
-        write_passages(options.files, options.out)
     else:
         ask(options)
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import random
 import signal
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
+from itertools import cycle
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
@@ -18,11 +19,12 @@ from rag_windows.cli import LoadOptions, SearchOptions, count, option, spreading
 from rag_windows.errors import InputError, require
 
 if TYPE_CHECKING:
-    from rag_windows import Passage, WindowedLM
+    from rag_windows import WindowedLM
     from rag_windows.calibration import Example
     from rag_windows.calibration.profile import Figure, Setting
-    from rag_windows_adapt.lessons import Lessons
+    from rag_windows_adapt.lessons import Lesson, Marked, OwnLessons, Query
     from rag_windows_adapt.training import Plan, Progress, Trainer
+    from rag_windows_eval.passages import PassagesQuestion
 
 QUESTIONS = "questions.jsonl"
 """In the adapter's folder: what the model asked and answered."""
@@ -30,8 +32,11 @@ QUESTIONS = "questions.jsonl"
 FEWEST = 8
 """Questions that a comparison needs."""
 
+LEAST = 40
+"""Fewest passages or questions to learn from."""
+
 HELD_OUT = 40
-"""Most passages whose questions are for the report alone, a fifth of all where that is less."""
+"""Most of them that are for the report alone; a fifth of all where that is less."""
 
 
 def add(app: typer.Typer) -> None:
@@ -62,53 +67,69 @@ def adapt(
         str,
         option("DIR", "Folder of the adapter; the same command goes on where it was stopped."),
     ],
+    train: Annotated[
+        str | None,
+        option(
+            "FILE",
+            "Learn from these questions, whose right passages are marked, in place of the model's "
+            "own about --docs: a file as of rag-windows eval passages.",
+        ),
+    ] = None,
+    test: Annotated[
+        str | None,
+        option(
+            "FILE",
+            "Questions for the report, in the same formats. Default: some that are not learned "
+            "from.",
+        ),
+    ] = None,
     questions: Annotated[int, count("Questions that the model learns from.")] = 1000,
     hours: Annotated[
         float | None, option("H", "Stop after so many hours at the latest.", min=0.0)
     ] = None,
     passages: Annotated[int, option("N", "Passages that are read together.", min=2)] = 5,
     rank: Annotated[int, count("Rank of the adapter (LoRA).")] = 16,
-    rate: Annotated[float, option("R", "Learning rate.", min=0.0)] = 2e-4,
-    test: Annotated[
-        str | None,
-        option(
-            "FILE",
-            'Questions for the report, as of rag-windows compare: JSONL with "question", '
-            '"answer" and "passages". Default: questions of the model\'s own.',
-        ),
-    ] = None,
+    rate: Annotated[float, option("R", "Learning rate.", min=0.0)] = 3e-4,
     system: cli.Instruction = None,
     seed: Annotated[int, option("N", "Random seed.", min=0)] = 0,
     model: LoadOptions,
     json: cli.Json = False,
 ) -> None:
-    """Teach a model to read passages side by side as well as one by one, from its own answers.
+    """Teach a model to read passages side by side, from its own answers to one passage.
 
-    The model asks itself questions about the documents and answers each from the right passage
-    alone. The adapter learns to encode passages so that the same is answered over several of them.
-    Use it as a model: --model DIR.
+    The model answers each question from the right passage alone. The adapter learns to encode
+    passages so that the same is answered over several of them. Questions are those of --train, or
+    the model's own about the documents. Use the adapter as a model: --model DIR.
     """
-    _check(out)
+    _check(out, search, train)
     model.check()
     folder = Path(out)
-    examples = None if test is None else _examples(test)
     require("rag-windows adapt", "peft", extra="adapt")
-    read = cli.read_passages(search, model)
+    tested = None if test is None else _tested(test, passages, seed)
+    asked = None if train is None else _asked(train)
+    read = [] if asked is not None else cli.read_passages(search, model)
     folder.mkdir(parents=True, exist_ok=True)
     # What is encoded on the way is of no use later.
     with cli.loaded_model(replace(model, no_cache=True)) as lm:
-        from rag_windows_adapt.lessons import Lessons, OwnQuestions
-        from rag_windows_adapt.training import Plan, Trainer, train
+        from rag_windows_adapt.lessons import MarkedLessons, OwnLessons, Teacher
+        from rag_windows_adapt.training import Plan, Trainer
+        from rag_windows_adapt.training import train as train_on
 
         prefix = cli.instruction(system, model.name, lm)
-        plan = Plan(questions, passages, rank, rate, prefix, seed)
-        own = OwnQuestions(lm, folder / QUESTIONS, instruction=prefix)
-        unseen, learned = _split(read, seed)
+        plan = Plan(questions, passages, rank=rank, rate=rate, instruction=prefix, seed=seed)
+        teacher = Teacher(lm, folder / QUESTIONS, instruction=prefix)
         trainer = Trainer(lm, plan)
-        resumed = trainer.resume(folder)
-        lessons = Lessons(own, learned, learned, count=passages, seed=seed)
-        if resumed:
+        if trainer.resume(folder):
             cli.tell(f"Going on after {trainer.progress.questions} questions.")
+        lessons: Iterable[Lesson]
+        if asked is None:
+            unseen, learned = _split(read, seed)
+            lessons = OwnLessons(teacher, learned, learned, count=passages, seed=seed)
+        else:
+            kept, some = _split(asked, seed) if tested is None else ([], asked)
+            lessons = MarkedLessons(
+                teacher, [one.marked for one in some], count=passages, seed=seed
+            )
         with _stopped_by_ctrl_c() as stopped, cli.progress("Learning") as counted:
             hint = _Hint(trainer, hours)
 
@@ -116,7 +137,7 @@ def adapt(
                 counted(min(progress.questions, questions), questions, "questions")
                 hint(progress)
 
-            finished = train(
+            finished = train_on(
                 trainer,
                 lessons,
                 folder,
@@ -129,27 +150,27 @@ def adapt(
                 f"adapter of these is in {out}; the same command goes on."
             )
             raise typer.Exit(130)
-        if examples is None:
-            held = Lessons(own, unseen, read, count=passages, seed=seed)
-            examples = _held_out(held)
+        if tested is None and asked is not None:
+            tested = [one.example(passages, seed) for one in kept]
+        own = tested is None
+        if tested is None:
+            held = OwnLessons(teacher, unseen, read, count=passages, seed=seed)
+            tested = _held_out(held)
         rows = []
-        if len(examples) < FEWEST:
-            cli.tell(f"Note: {len(examples)} questions are too few for a comparison.")
+        if len(tested) < FEWEST:
+            cli.tell(f"Note: {len(tested)} questions are too few for a comparison.")
         else:
             with cli.progress("Comparing"):
-                rows = _report(lm, folder, examples, plan, labelled=test is not None)
-    _show(
-        rows,
-        trainer,
-        out,
-        len(examples),
-        finished=finished,
-        labelled=test is not None,
-        as_json=json,
-    )
+                rows = _report(lm, folder, tested, plan, labelled=not own)
+    _show(rows, trainer, out, len(tested), finished=finished, labelled=not own, as_json=json)
 
 
-def _check(out: str) -> None:
+def _check(out: str, search: SearchOptions, train: str | None) -> None:
+    if train is not None and (search.docs or search.index is not None):
+        raise InputError(
+            "The questions of --train bring their passages, so --docs and --index would not be "
+            "read. Leave out one of them."
+        )
     folder = Path(out)
     if folder.exists() and not folder.is_dir():
         raise InputError(f"--out {out!r} is a file. Name a folder, or one that does not exist yet.")
@@ -162,30 +183,69 @@ def _check(out: str) -> None:
         )
 
 
-def _examples(path: str) -> list[Example]:
-    from rag_windows.calibration import read_examples
+@dataclass(frozen=True, slots=True)
+class _Question:
+    """A question of a file, to learn from or to test with."""
 
-    examples = read_examples(path)
-    if len(examples) < FEWEST:
-        raise InputError(f"{path!r} has {len(examples)} questions. Give at least {FEWEST}.")
-    for place, one in enumerate(examples, 1):
-        if not one.passages or not one.answers:
-            raise InputError(
-                f"Question {place} of {path!r} lacks passages or an answer. Give it both."
-            )
-    return list(examples)
+    given: PassagesQuestion
+
+    @property
+    def marked(self) -> Marked:
+        from rag_windows_adapt.lessons import Marked
+
+        return Marked(self.query, self.given.passages, self.given.right)
+
+    @property
+    def query(self) -> Query:
+        turns = self.given.turns
+        if len(turns) == 1:
+            return turns[0]
+        pairs = zip(cycle(("user", "assistant")), turns, strict=False)
+        return tuple({"role": role, "content": text} for role, text in pairs)
+
+    def example(self, count: int, seed: int) -> Example:
+        from rag_windows.calibration import Example
+
+        read = self.given.reading(count, seed)
+        query = self.query if isinstance(self.query, str) else list(self.query)
+        return Example(query, read.passages, self.given.answers)
 
 
-def _split(passages: Sequence[Passage], seed: int) -> tuple[list[Passage], list[Passage]]:
-    """Passages for the report, and those that are learned from."""
-    from rag_windows_adapt.lessons import LEAST_PASSAGES
+def _questions(path: str) -> list[_Question]:
+    from rag_windows_eval.files import read
+    from rag_windows_eval.passages import questions_of
 
-    if len(passages) < LEAST_PASSAGES:
+    return [_Question(one) for one in questions_of(read(path))]
+
+
+def _tested(path: str, passages: int, seed: int) -> list[Example]:
+    found = [one.example(passages, seed) for one in _questions(path)]
+    if len(found) < FEWEST:
+        raise InputError(f"{path!r} has {len(found)} questions. Give at least {FEWEST}.")
+    return found
+
+
+def _asked(path: str) -> list[_Question]:
+    found = [one for one in _questions(path) if any(one.given.right)]
+    if len(found) < LEAST:
         raise InputError(
-            f"The documents have {len(passages)} passages; an adapter needs {LEAST_PASSAGES} at "
-            "least. Name more documents, or shorter passages with --passage-words."
+            f"{path!r} has {len(found)} questions with a passage that is marked as right. Give at "
+            f"least {LEAST}."
         )
-    order = list(passages)
+    return found
+
+
+T = TypeVar("T")
+
+
+def _split(given: Sequence[T], seed: int) -> tuple[list[T], list[T]]:
+    """What is for the report, and what is learned from."""
+    if len(given) < LEAST:
+        raise InputError(
+            f"The documents have {len(given)} passages; an adapter needs {LEAST} at least. Name "
+            "more documents, or shorter passages with --passage-words."
+        )
+    order = list(given)
     random.Random(seed).shuffle(order)
     cut = min(HELD_OUT, len(order) // 5)
     return order[:cut], order[cut:]
@@ -238,13 +298,13 @@ def _stopped_by_ctrl_c() -> Iterator[threading.Event]:
         signal.signal(signal.SIGINT, before)
 
 
-def _held_out(lessons: Lessons) -> list[Example]:
+def _held_out(lessons: OwnLessons) -> list[Example]:
     from rag_windows.calibration import Example
 
     found = []
     for lesson in lessons.held_out():
         (asked,) = lesson.asked
-        found.append(Example(asked.question, lesson.passages, asked.text))
+        found.append(Example(str(asked.question), lesson.passages, asked.text))
     return found
 
 

@@ -30,13 +30,13 @@ from rag_windows.loading import input_device
 from rag_windows.methods import PCW
 from rag_windows.prefill import EncodedContext, read_by
 from rag_windows.window_adapter import FILE, Made, encoder_of, gradients_unchanged, view_for_adapter
-from rag_windows_adapt.lessons import Lesson
+from rag_windows_adapt.lessons import Lesson, Query
 
 STATE = "training.pt"
 """In the adapter's folder while it is not finished: from where training goes on."""
 
 WARM_UP = 10
-"""Lessons over which the learning rate rises; it then falls to `LEAST_RATE` of itself."""
+"""Updates over which the learning rate rises; it then falls to `LEAST_RATE` of itself."""
 
 LEAST_RATE = 0.1
 LARGEST_GRADIENT = 1.0
@@ -50,6 +50,7 @@ class Plan:
     Attributes:
         questions: at which training ends.
         passages: of a lesson, which are read together.
+        update: lessons an update of the weights.
         rank: of the LoRA (https://arxiv.org/abs/2106.09685) on every linear layer of the decoder.
         rate: learning rate of AdamW.
         instruction: system prompt of the questions.
@@ -58,6 +59,7 @@ class Plan:
 
     questions: int = 1000
     passages: int = 5
+    update: int = 4
     rank: int = 16
     rate: float = 2e-4
     instruction: str | None = None
@@ -75,6 +77,7 @@ class Progress:
 
     lessons: int = 0
     questions: int = 0
+    updates: int = 0
     divergence: list[float] = field(default_factory=list)
     seconds: float = 0.0
 
@@ -107,22 +110,25 @@ class Trainer:
         self._made_for = dataclasses.asdict(ModelFingerprint.of(lm.model))
         self._writer = encoder_of(self._adapted)
         self._optimizer = torch.optim.AdamW(self._weights, lr=plan.rate, weight_decay=0.0)
+        self._waiting = 0
 
     def learn(self, lesson: Lesson) -> float:
-        """Take one lesson: an update of the adapter's weights. Returns its divergence."""
+        """Take one lesson; every few of them update the weights. Returns its divergence."""
         with gradients_unchanged(self.lm.model):
             self.lm.model.requires_grad_(False)
             loss = self._loss(lesson)
-            loss.backward()
-        self._update()
+            loss.div(self.plan.update).backward()
         self.progress.lessons += 1
+        self._waiting += 1
         self.progress.questions += len(lesson.asked)
         self.progress.divergence.append(float(loss.detach()))
+        if self._waiting == self.plan.update:
+            self._update()
         return self.progress.divergence[-1]
 
     def _loss(self, lesson: Lesson) -> torch.Tensor:
         """The mean divergence of its questions, nats a token."""
-        parts = self._build(lesson.passages[0].text, lesson.passages)
+        parts = self._build(lesson.asked[0].question, lesson.passages)
         prefix, reader = [*parts.prefix_ids], self.lm.engine.plain_encoder
         windows = [(one.passage, (*one.ids,)) for one in parts.windows]
         start = len(prefix)
@@ -132,7 +138,13 @@ class Trainer:
         encoded = self._writer.run(ordered, [start] * len(ordered), head, gradients=True)
         student = self._context(prefix, head, encoded)
         right = [
-            tuple(token for passage, ids in windows if passage in asked.right for token in ids)
+            tuple(
+                token
+                for place in asked.right
+                for passage, ids in windows
+                if passage == place
+                for token in ids
+            )
             for asked in lesson.asked
         ]
         alone = sorted(set(right), key=len)
@@ -149,8 +161,15 @@ class Trainer:
             losses.append(_divergence(found[row, answer], teacher[0, answer]))
         return torch.stack(losses).mean()
 
+    @property
+    def updated(self) -> bool:
+        """Whether all lessons that were taken are in the weights."""
+        return not self._waiting
+
     def _update(self) -> None:
-        warm = min(1.0, (self.progress.lessons + 1) / WARM_UP)
+        self.progress.updates += 1
+        self._waiting = 0
+        warm = min(1.0, self.progress.updates / WARM_UP)
         left = max(LEAST_RATE, 1.0 - self.progress.questions / self.plan.questions)
         for group in self._optimizer.param_groups:
             group["lr"] = self.plan.rate * warm * left
@@ -158,10 +177,11 @@ class Trainer:
         self._optimizer.step()
         self._optimizer.zero_grad()
 
-    def _build(self, question: str, passages: Sequence[Passage]) -> Any:
+    def _build(self, query: Query, passages: Sequence[Passage]) -> Any:
         prompt, limit = self.lm.engine.text.prompt, self.lm.max_window_tokens
         prefix = self.plan.instruction
-        return prompt.build(question, passages, prefix=prefix, max_window_tokens=limit)
+        asked = query if isinstance(query, str) else list(query)
+        return prompt.build(asked, passages, prefix=prefix, max_window_tokens=limit)
 
     def _context(
         self, prefix: Sequence[int], head: Window | None, windows: Sequence[Window]
@@ -188,7 +208,12 @@ class Trainer:
         return self.lm.engine.decoder.forward(context, ids, gradients=gradients)
 
     def save(self, folder: Path, *, finished: bool = False) -> None:
-        """Write the adapter as it is now, and from where training goes on."""
+        """Write the adapter as it is now, and from where training goes on.
+
+        Lessons since the last update make one by themselves.
+        """
+        if self._waiting:
+            self._update()
         self._adapted.save_pretrained(str(folder))
         trained = {
             **dataclasses.asdict(self.plan),
@@ -272,7 +297,7 @@ def train(
                 finished = progress.questions >= plan.questions
                 if finished or until():
                     break
-                if time.monotonic() - written > CHECKPOINT_S:
+                if trainer.updated and time.monotonic() - written > CHECKPOINT_S:
                     trainer.save(folder)
                     written = time.monotonic()
     finally:

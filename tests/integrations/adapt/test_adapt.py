@@ -14,14 +14,24 @@ import pytest
 import torch
 
 from rag_windows import InputError, Passage, UnsupportedModelError, WindowedLM
-from rag_windows_adapt import Asked, Lesson, Lessons, OwnQuestions, Plan, Trainer, train
+from rag_windows_adapt import (
+    Asked,
+    Lesson,
+    Marked,
+    MarkedLessons,
+    OwnLessons,
+    Plan,
+    Teacher,
+    Trainer,
+    train,
+)
 from rag_windows_adapt.lessons import question_in
 from tests.blackbox.conftest import invoke
 from tests.rag_windows import small, small_states
 
 PLAYERS = {"Pellby": "lute", "Zelmont": "harp", "Orrin": "drum", "Takkel": "flute"}
 PASSAGES = [Passage(f"{name} plays the {what}.", title=name) for name, what in PLAYERS.items()]
-PLAN = Plan(questions=60, passages=4, rank=4, rate=3e-3, instruction="Answer.")
+PLAN = Plan(questions=60, passages=4, update=1, rank=4, rate=3e-3, instruction="Answer.")
 
 
 def asked(lm: WindowedLM) -> list[Lesson]:
@@ -101,6 +111,18 @@ def test_stopped_and_continued_it_learns_the_same(lm: WindowedLM, tmp_path: Path
     assert not (parts / "training.pt").exists()
 
 
+def test_several_lessons_are_an_update(lm: WindowedLM, tmp_path: Path) -> None:
+    """Those behind the last update make one by themselves when training stops."""
+    plan = replace(PLAN, update=3)
+    trainer, lessons = Trainer(lm, plan), asked(lm) * 20
+    assert not train(trainer, lessons, tmp_path, until=lambda: trainer.progress.lessons == 7)
+    assert trainer.progress.updates == 3
+    again = Trainer(lm, plan)
+    assert again.resume(tmp_path)
+    assert again.progress.updates == 3
+    assert train(again, lessons, tmp_path)
+
+
 def test_what_fails_keeps_what_was_learned(lm: WindowedLM, tmp_path: Path) -> None:
     def failing() -> Iterator[Lesson]:
         yield from asked(lm) * 3
@@ -156,7 +178,7 @@ class Asking:
         made = self._lm.generate_batch([{**one, "max_new_tokens": 4} for one in requests])
         return [
             replace(one, text=f"What does {asked['passages'][0].title} play?")
-            if asked["query"].startswith("Write one question")
+            if str(asked["query"]).startswith("Write one question")
             else replace(one, text="An instrument.")
             for one, asked in zip(made, requests, strict=True)
         ]
@@ -164,9 +186,9 @@ class Asking:
 
 def test_lessons_hold_passages_that_a_question_finds(lm: WindowedLM, tmp_path: Path) -> None:
     model: Any = Asking(lm)
-    own = OwnQuestions(model, tmp_path / "questions.jsonl", instruction=None)
+    own = Teacher(model, tmp_path / "questions.jsonl", instruction=None)
     others = [Passage(f"Nothing number {number} is here.") for number in range(9)]
-    lessons = iter(Lessons(own, PASSAGES, [*PASSAGES, *others], count=3, seed=0))
+    lessons = iter(OwnLessons(own, PASSAGES, [*PASSAGES, *others], count=3, seed=0))
     found = [next(lessons) for _ in range(8)]
     for lesson in found:
         assert len({passage.text for passage in lesson.passages}) == 3
@@ -175,20 +197,70 @@ def test_lessons_hold_passages_that_a_question_finds(lm: WindowedLM, tmp_path: P
             assert one.question == f"What does {lesson.passages[place].title} play?"
     # Nothing is asked twice, here or at the next start.
     asked_for = model.requests
-    again = OwnQuestions(model, tmp_path / "questions.jsonl", instruction=None)
-    same = iter(Lessons(again, PASSAGES, [*PASSAGES, *others], count=3, seed=0))
+    again = Teacher(model, tmp_path / "questions.jsonl", instruction=None)
+    same = iter(OwnLessons(again, PASSAGES, [*PASSAGES, *others], count=3, seed=0))
     assert [next(same) for _ in range(8)] == found
     assert model.requests == asked_for
+
+
+def test_people_s_questions_come_with_their_right_passages_and_some_others(
+    lm: WindowedLM, tmp_path: Path
+) -> None:
+    """One with two right ones, one with more than a lesson has, and a conversation."""
+    model: Any = Asking(lm)
+    said = zip(("user", "assistant", "user"), ("Who?", "Orrin.", "What?"), strict=True)
+    turns = tuple({"role": role, "content": text} for role, text in said)
+    others = tuple(Passage(f"Nothing number {number} is here.") for number in range(9))
+    given = [
+        Marked("Who plays the harp?", (*others, *PASSAGES[:2]), (False,) * 9 + (True, True)),
+        Marked("Who plays?", tuple(PASSAGES), (True,) * 4),
+        Marked(turns, (PASSAGES[2], *others), (True,) + (False,) * 9),
+    ]
+    teacher = Teacher(model, tmp_path / "questions.jsonl", instruction=None)
+    lessons = iter(MarkedLessons(teacher, given, count=3, seed=0))
+    found = [next(lessons) for _ in range(30)]
+    for lesson in found:
+        (one,) = lesson.asked
+        (of,) = [each for each in given if each.question == one.question]
+        right = [each for each, marked in zip(of.passages, of.right, strict=True) if marked]
+        assert [lesson.passages[place] for place in one.right] == right
+        assert len({passage.text for passage in lesson.passages}) == max(3, len(right))
+        assert set(lesson.passages) <= set(of.passages)
+    assert model.requests == 3
+    assert len({lesson.passages for lesson in found}) > 20
+    again = Teacher(model, tmp_path / "questions.jsonl", instruction=None)
+    same = iter(MarkedLessons(again, given, count=3, seed=0))
+    assert [next(same) for _ in range(30)] == found
+    assert model.requests == 3
+
+
+def test_the_teacher_reads_several_right_passages_in_one_prompt(lm: WindowedLM) -> None:
+    """What windows differ from is the answer over both, as an ordinary prompt has them."""
+    answer = lm.generate(
+        "Who plays?", PASSAGES[1::-1], prefix="Answer.", method="sequential", max_new_tokens=6
+    )
+    lesson = Lesson(tuple(PASSAGES), (Asked("Who plays?", (1, 0), answer.token_ids),))
+    logs = []
+    for passages, method in ((PASSAGES, "pcw"), (PASSAGES[1::-1], "sequential")):
+        parts = lm.engine.text.prompt.build("Who plays?", passages, prefix="Answer.")
+        windows = [window.ids for window in parts.windows]
+        chosen = lm.engine.method_of(method)
+        context = lm.engine.encoder.encode_ids(parts.prefix_ids, windows, chosen)
+        ids = torch.tensor([[*parts.query_ids, *answer.token_ids[:-1]]])
+        logits = lm.engine.decoder.forward(context, ids)[0, -len(answer.token_ids) :]
+        logs.append(logits.log_softmax(-1))
+    expected = (logs[1].exp() * (logs[1] - logs[0])).sum(-1).mean()
+    assert Trainer(lm, PLAN).learn(lesson) == pytest.approx(float(expected), rel=1e-4)
 
 
 def test_a_damaged_file_of_questions_is_named(lm: WindowedLM, tmp_path: Path) -> None:
     (tmp_path / "questions.jsonl").write_text('{"passage": "a", "question": null}\n{"question"')
     with pytest.raises(InputError, match="line 2"):
-        OwnQuestions(lm, tmp_path / "questions.jsonl", instruction=None)
+        Teacher(lm, tmp_path / "questions.jsonl", instruction=None)
 
 
 def test_a_model_that_asks_nothing_is_told_so(lm: WindowedLM) -> None:
-    lessons = Lessons(OwnQuestions(lm, None, instruction=None), PASSAGES, PASSAGES, count=3, seed=0)
+    lessons = OwnLessons(Teacher(lm, None, instruction=None), PASSAGES, PASSAGES, count=3, seed=0)
     with pytest.raises(InputError, match="Take a larger model"):
         next(iter(lessons))
 
@@ -216,17 +288,17 @@ def docs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def asking(monkeypatch: pytest.MonkeyPatch) -> None:
     """Models that ask what can be used, and answer as they are."""
 
-    def texts(self: OwnQuestions, asked: Any, tokens: int, prefix: str | None) -> list[Any]:
+    def texts(self: Teacher, asked: Any, tokens: int, prefix: str | None) -> list[Any]:
         made = self._lm.generate_batch(
             [
-                {"query": query, "passages": [passage], "max_new_tokens": 3, "prefix": prefix}
-                for query, passage in asked
+                {"query": query, "passages": passages, "max_new_tokens": 3, "prefix": prefix}
+                for query, passages in asked
             ]
         )
-        named = [f"What is it that {passage.title} plays?" for _, passage in asked]
+        named = [f"What is it that {passages[0].title} plays?" for _, passages in asked]
         return [replace(one, text=name) for one, name in zip(made, named, strict=True)]
 
-    monkeypatch.setattr(OwnQuestions, "_generate", texts)
+    monkeypatch.setattr(Teacher, "_generate", texts)
 
 
 def command(docs: Path, base: Path, out: Path, *more: str) -> Any:
@@ -246,6 +318,32 @@ def test_the_command_writes_an_adapter_and_reports(docs: Path, base: Path, tmp_p
     again = command(docs, base, out)
     assert again.exit_code == 2
     assert "Name another folder" in again.stderr
+
+
+def people(number: int) -> dict[str, Any]:
+    """A question that somebody asked, with a right passage and nine others."""
+    passages = [
+        {"text": f"Person{other} plays instrument {other}.", "right": other == number}
+        for other in range(10)
+    ]
+    return {"question": f"What plays {number}?", "answer": str(number), "passages": passages}
+
+
+def test_the_command_learns_from_people_s_questions(base: Path, tmp_path: Path) -> None:
+    file, out = tmp_path / "questions.jsonl", tmp_path / "adapter"
+    lines = [json.dumps({**people(number % 10), "id": str(number)}) for number in range(50)]
+    file.write_text("\n".join(lines))
+    given = ("adapt", "--train", file, "--model", base, "--rank", "2", "--questions", "12")
+    done = invoke(*given, "--out", out, "--json")
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.stdout)
+    assert found["finished"]
+    assert found["questions"] == 12
+    assert found["tested"] == 10
+    assert found["figure"] == "right"
+    done = invoke(*given, "--out", tmp_path / "other", "--test", file)
+    assert done.exit_code == 0, done.output
+    assert "50 questions;" in done.stdout.replace("\n", " ")
 
 
 @pytest.mark.usefixtures("asking")
@@ -298,8 +396,13 @@ def test_bad_input_is_refused_before_anything_is_loaded(
     done = command(few, base, tmp_path / "adapter")
     assert done.exit_code == 2
     assert "more documents" in done.stderr.replace("\n", " ")
-    unlabelled = tmp_path / "questions.jsonl"
-    unlabelled.write_text('{"question": "Who?"}\n' * 8)
-    done = command(docs, base, tmp_path / "adapter", "--test", str(unlabelled))
+    few = tmp_path / "few.jsonl"
+    few.write_text(json.dumps(people(0)) + "\n")
+    for option, number in (("--test", 8), ("--train", 40)):
+        source = () if option == "--train" else ("--docs", docs)
+        done = invoke("adapt", *source, "--model", base, "--out", tmp_path / "a", option, few)
+        assert done.exit_code == 2
+        assert f"at least {number}" in done.stderr.replace("\n", " ")
+    done = command(docs, base, tmp_path / "a", "--train", str(few))
     assert done.exit_code == 2
-    assert "lacks passages or an answer" in done.stderr.replace("\n", " ")
+    assert "Leave out one of them" in done.stderr.replace("\n", " ")
