@@ -233,9 +233,15 @@ def _explicit(
 CPU_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
+def wants_gradients(request: AttentionRequest, query: torch.Tensor) -> bool:
+    """Whether a gradient is to flow back: kernels give none of their log-sum-exps."""
+    tensors = query, *(tensor for part in request.parts for tensor in part)
+    return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+
+
 def _fits_fused(request: AttentionRequest, query: torch.Tensor) -> bool:
     key, value = request.parts[0]
-    return (
+    return not wants_gradients(request, query) and (
         request.softcap is None
         and key.shape[3] == value.shape[3]
         and query.dtype in CPU_DTYPES
@@ -371,8 +377,7 @@ def sound(request: AttentionRequest, query: torch.Tensor) -> bool:
             and value.shape == (groups, kv_heads, key.shape[2], value_dim)
         ):
             return False
-    tensors = query, *(tensor for part in request.parts for tensor in part)
-    return not (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors))
+    return not wants_gradients(request, query)
 
 
 TOLERANCE = {torch.float32: 1e-4, torch.float16: 4e-3, torch.bfloat16: 3e-2}

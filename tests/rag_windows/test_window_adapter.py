@@ -266,3 +266,30 @@ def test_its_files_count_among_those_of_the_model(
 
     assert prints(adapter) == prints(adapter)
     assert prints(adapter) != prints(other)
+
+
+def test_gradients_through_windows_are_those_of_transformers(base: Path) -> None:
+    """A kernel that gives none of its log-sum-exps would lose how windows compete."""
+    reader = LlamaForCausalLM.from_pretrained(base).eval().requires_grad_(False)
+    writers = [LlamaForCausalLM.from_pretrained(base).eval() for _ in range(2)]
+    lm, other = (WindowedLM(one, small.tokenizer(), method="pcw") for one in (reader, writers[0]))
+    parts = lm.engine.text.prompt.build(QUESTION, PASSAGES, prefix=PREFIX)
+    windows, start = [window.ids for window in parts.windows], len(parts.prefix_ids)
+    context = lm.engine.encoder.encode_ids(parts.prefix_ids, windows, lm.method)
+    with torch.no_grad():
+        [head] = lm.engine.plain_encoder.run([parts.prefix_ids], [0], None)
+    made = other.engine.plain_encoder.run(windows, [start] * 3, head, gradients=True)
+    asked = torch.tensor([parts.query_ids])
+    found = lm.engine.decoder.forward(context.narrowed(made, range(3)), asked, gradients=True)
+    found.square().sum().backward()
+    of_transformers(reader, writers[1], lm).square().sum().backward()
+    pairs = zip(writers[0].named_parameters(), writers[1].parameters(), strict=True)
+    compared = 0
+    for (name, own), one in pairs:
+        if one.grad is not None and one.grad.abs().max() > 0:
+            assert own.grad is not None, name
+            assert torch.allclose(
+                own.grad, one.grad, rtol=1e-3, atol=1e-3 * float(one.grad.abs().max())
+            ), name
+            compared += 1
+    assert compared > 9
