@@ -100,8 +100,13 @@ class WindowedLM:
         )
         if adapter is not None and adapter.made.model is not None:
             made_for = ModelFingerprint(**adapter.made.model)
-            if message := made_for.mismatch(model, "adapter"):
-                warnings.warn(message, UserWarning, stacklevel=3)
+            if made_for.fingerprint != ModelFingerprint.of(model).fingerprint:
+                warnings.warn(
+                    f"The adapter was made for {made_for.name!r}, and this is another model, or "
+                    "the same in another precision. It may not suit this one.",
+                    UserWarning,
+                    stacklevel=3,
+                )
         if self.profile is not None and (message := self.profile.model.mismatch(model)):
             warnings.warn(message, UserWarning, stacklevel=3)
         if self.profile is not None and self.profile.heads is not None:

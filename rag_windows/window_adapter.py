@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict
-from safetensors import safe_open
 from transformers import PreTrainedModel
 from transformers.utils import cached_file
 
@@ -113,7 +112,7 @@ class WindowAdapter:
         if found is None:
             raise ModelLoadError(
                 f"{str(adapter)!r} holds no adapter for windows: it has no {FILE}. Name the folder "
-                "that rag-windows adapt wrote; give any other PEFT adapter as the model."
+                "that rag-windows adapt wrote. Give any other PEFT adapter as the model."
             )
         return found
 
@@ -125,19 +124,19 @@ class WindowAdapter:
             MissingExtraError: PEFT is not installed.
         """
         require(f"The adapter {self.source!r}", "peft", extra="peft")
-        from peft import PeftModel, get_peft_model_state_dict
+        from peft import PeftModel, get_peft_model_state_dict, load_peft_weights
 
         quiet = {"_raise_exceptions_for_missing_entries": False}
-        path = cached_file(self.source, _WEIGHTS, **self.hub, **quiet)
-        if path is None:  # a pickle would run code
+        found = cached_file(self.source, _WEIGHTS, **self.hub, **quiet)
+        if found is None:  # a pickle would run code
             raise ModelLoadError(f"The adapter {self.source!r} has no {_WEIGHTS}. Name another.")
         view = view_for_adapter(model)
         try:
             with gradients_unchanged(model):
                 adapted = PeftModel.from_pretrained(view, self.source, **self.hub)
-            with safe_open(path, "pt") as file:
-                if {*file.keys()} != get_peft_model_state_dict(adapted).keys():
-                    raise ValueError("its weights are of other layers")
+            stored = load_peft_weights(self.source, device="cpu", **self.hub)
+            if stored.keys() != get_peft_model_state_dict(adapted).keys():
+                raise ValueError("its weights are of other layers")
         except (OSError, ValueError, KeyError, RuntimeError, TypeError) as error:
             raise ModelLoadError(
                 f"The adapter {self.source!r} can't be used with this model: {error}. Load it with "

@@ -147,15 +147,15 @@ class ModelFingerprint:
             described.append(torch.cat(sums).numpy().tobytes())
         return cls(name or type(model).__name__, hashlib.sha256(fields(*described)).hexdigest())
 
-    def mismatch(self, model: PreTrainedModel, what: str = "profile") -> str | None:
-        """A warning for the user of ``what`` was made for another model; None if it was not."""
+    def mismatch(self, model: PreTrainedModel) -> str | None:
+        """A warning for the user of a profile that was made for another model."""
         own = ModelFingerprint.of(model)
         if own.fingerprint == self.fingerprint:
             return None
         return (
-            f"The {what} was made for {self.name!r} ({self.fingerprint[:12]}), but this model is "
-            f"{own.name!r} ({own.fingerprint[:12]}), with other weights or another precision. It "
-            f"may not suit this one. Make the {what} again to be sure."
+            f"The profile was made for {self.name!r} ({self.fingerprint[:12]}), but this model is "
+            f"{own.name!r} ({own.fingerprint[:12]}), with other weights or another precision. The "
+            "profile's numbers may not suit it. Compare again to be sure."
         )
 
 

@@ -10,7 +10,7 @@ from rag_windows_adapt.lessons import (
     OwnLessons,
     Teacher,
 )
-from rag_windows_adapt.training import Plan, Progress, Trainer, train
+from rag_windows_adapt.training import Progress, Trainer, TrainingPlan, train
 
 __all__ = [
     "Asked",
@@ -18,7 +18,7 @@ __all__ = [
     "Marked",
     "MarkedLessons",
     "OwnLessons",
-    "Plan",
+    "TrainingPlan",
     "Progress",
     "Teacher",
     "Trainer",

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from rag_windows.calibration import Example
     from rag_windows.calibration.profile import Figure, Setting
     from rag_windows_adapt.lessons import Lesson, Marked, OwnLessons, Query
-    from rag_windows_adapt.training import Plan, Progress, Trainer
+    from rag_windows_adapt.training import Progress, Trainer, TrainingPlan
     from rag_windows_eval.passages import PassagesQuestion
 
 QUESTIONS = "questions.jsonl"
@@ -112,11 +112,13 @@ def adapt(
     # What is encoded on the way is of no use later.
     with cli.loaded_model(replace(model, no_cache=True)) as lm:
         from rag_windows_adapt.lessons import MarkedLessons, OwnLessons, Teacher
-        from rag_windows_adapt.training import Plan, Trainer
+        from rag_windows_adapt.training import Trainer, TrainingPlan
         from rag_windows_adapt.training import train as train_on
 
         prefix = cli.instruction(system, model.name, lm)
-        plan = Plan(questions, passages, rank=rank, rate=rate, instruction=prefix, seed=seed)
+        plan = TrainingPlan(
+            questions, passages, rank=rank, rate=rate, instruction=prefix, seed=seed
+        )
         teacher = Teacher(lm, folder / QUESTIONS, instruction=prefix)
         trainer = Trainer(lm, plan)
         if trainer.resume(folder):
@@ -126,7 +128,7 @@ def adapt(
             unseen, learned = _split(read, seed)
             lessons = OwnLessons(teacher, learned, learned, count=passages, seed=seed)
         else:
-            kept, some = _split(asked, seed) if tested is None else ([], asked)
+            unlearned, some = _split(asked, seed) if tested is None else ([], asked)
             lessons = MarkedLessons(
                 teacher, [one.marked for one in some], count=passages, seed=seed
             )
@@ -151,7 +153,7 @@ def adapt(
             )
             raise typer.Exit(130)
         if tested is None and asked is not None:
-            tested = [one.example(passages, seed) for one in kept]
+            tested = [one.example(passages, seed) for one in unlearned]
         own = tested is None
         if tested is None:
             held = OwnLessons(teacher, unseen, read, count=passages, seed=seed)
@@ -309,7 +311,7 @@ def _held_out(lessons: OwnLessons) -> list[Example]:
 
 
 def _report(
-    lm: WindowedLM, folder: Path, examples: Sequence[Example], plan: Plan, *, labelled: bool
+    lm: WindowedLM, folder: Path, examples: Sequence[Example], plan: TrainingPlan, *, labelled: bool
 ) -> list[tuple[str, Setting]]:
     """One prompt, windows without the adapter, and windows with it."""
     from rag_windows import WindowedLM

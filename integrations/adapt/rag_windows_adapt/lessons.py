@@ -202,9 +202,9 @@ class OwnLessons:
                     yield lesson
             if not some:
                 raise InputError(
-                    "The model asks nothing about these passages that could be used: its "
-                    "questions are no sentences with a question mark, or they are about the "
-                    "passage itself. Take a larger model, or one that follows instructions."
+                    "The model asks nothing about these passages that could be used: what it "
+                    "writes does not end with a question mark, or is about the passage itself. Take a "
+                    "larger model, or one that follows instructions."
                 )
 
     def held_out(self) -> Iterator[Lesson]:

@@ -44,7 +44,7 @@ CHECKPOINT_S = 120.0
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class TrainingPlan:
     """How an adapter is trained.
 
     Attributes:
@@ -89,7 +89,7 @@ class Trainer:
         UnsupportedModelError: its windows share no attention, or PEFT can't adapt it.
     """
 
-    def __init__(self, lm: WindowedLM, plan: Plan) -> None:
+    def __init__(self, lm: WindowedLM, plan: TrainingPlan) -> None:
         if lm.engine.in_rows:
             raise UnsupportedModelError(
                 "This model reads each passage in a row of its own, so that there is no shared "

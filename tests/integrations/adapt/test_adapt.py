@@ -20,9 +20,9 @@ from rag_windows_adapt import (
     Marked,
     MarkedLessons,
     OwnLessons,
-    Plan,
     Teacher,
     Trainer,
+    TrainingPlan,
     train,
 )
 from rag_windows_adapt.lessons import question_in
@@ -31,7 +31,7 @@ from tests.rag_windows import small, small_states
 
 PLAYERS = {"Pellby": "lute", "Zelmont": "harp", "Orrin": "drum", "Takkel": "flute"}
 PASSAGES = [Passage(f"{name} plays the {what}.", title=name) for name, what in PLAYERS.items()]
-PLAN = Plan(questions=60, passages=4, update=1, rank=4, rate=3e-3, instruction="Answer.")
+PLAN = TrainingPlan(questions=60, passages=4, update=1, rank=4, rate=3e-3, instruction="Answer.")
 
 
 def asked(lm: WindowedLM) -> list[Lesson]:
