@@ -203,8 +203,8 @@ class OwnLessons:
             if not some:
                 raise InputError(
                     "The model asks nothing about these passages that could be used: what it "
-                    "writes does not end with a question mark, or is about the passage itself. Take a "
-                    "larger model, or one that follows instructions."
+                    "writes does not end with a question mark, or is about the passage itself. "
+                    "Take a larger model, or one that follows instructions."
                 )
 
     def held_out(self) -> Iterator[Lesson]:
