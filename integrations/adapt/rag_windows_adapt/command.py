@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from itertools import cycle
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import typer
 
@@ -20,8 +20,7 @@ from rag_windows.errors import InputError, require
 
 if TYPE_CHECKING:
     from rag_windows import WindowedLM
-    from rag_windows.calibration import Example
-    from rag_windows.calibration.profile import Figure, Setting
+    from rag_windows.calibration import Example, Setting
     from rag_windows_adapt.lessons import Lesson, Marked, OwnLessons, Query
     from rag_windows_adapt.training import Progress, Trainer, TrainingPlan
     from rag_windows_eval.passages import PassagesQuestion
@@ -356,7 +355,7 @@ def _show(
     labelled: bool,
     as_json: bool,
 ) -> None:
-    figure: Figure = "contains" if labelled else "metric"
+    figure: Literal["contains", "metric"] = "contains" if labelled else "metric"
     progress = trainer.progress
     if as_json:
         figures = {name: asdict(one.figures[figure]) for name, one in rows}

@@ -6,10 +6,10 @@ import hashlib
 import json
 import random
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from rag_windows import Passage, WindowedLM
 from rag_windows.errors import InputError
@@ -191,21 +191,14 @@ class OwnLessons:
         self._others, self._retriever = list(others), BM25Retriever(others)
 
     def __iter__(self) -> Iterator[Lesson]:
-        draw = random.Random(self._seed)
-        while True:
-            order = list(self._first)
-            draw.shuffle(order)
-            some = False
-            for begin in range(0, len(order), TOGETHER):
-                for lesson in self._together(order[begin : begin + TOGETHER], draw):
-                    some = True
-                    yield lesson
-            if not some:
-                raise InputError(
-                    "The model asks nothing about these passages that could be used: what it "
-                    "writes does not end with a question mark, or is about the passage itself. "
-                    "Take a larger model, or one that follows instructions."
-                )
+        return _rounds(
+            self._first,
+            self._together,
+            self._seed,
+            "The model asks nothing about these passages that could be used: what it writes does "
+            "not end with a question mark, or is about the passage itself. Take a larger model, "
+            "or one that follows instructions.",
+        )
 
     def held_out(self) -> Iterator[Lesson]:
         """One lesson for each first passage, which alone is asked about."""
@@ -256,17 +249,12 @@ class MarkedLessons:
         self._seed = seed
 
     def __iter__(self) -> Iterator[Lesson]:
-        draw = random.Random(self._seed)
-        while True:
-            order = list(self._questions)
-            draw.shuffle(order)
-            some = False
-            for begin in range(0, len(order), TOGETHER):
-                for lesson in self._together(order[begin : begin + TOGETHER], draw):
-                    some = True
-                    yield lesson
-            if not some:
-                raise InputError("The model answers none of these questions. Take other questions.")
+        return _rounds(
+            self._questions,
+            self._together,
+            self._seed,
+            "The model answers none of these questions. Take other questions.",
+        )
 
     def _together(self, questions: Sequence[Marked], draw: random.Random) -> Iterator[Lesson]:
         split = []
@@ -288,6 +276,33 @@ class MarkedLessons:
             # In the order in which the teacher read them.
             found = tuple(places.index(place) for place in range(len(right)))
             yield Lesson(passages, (replace(asked, right=found),))
+
+
+T = TypeVar("T")
+
+
+def _rounds(
+    given: Sequence[T],
+    together: Callable[[Sequence[T], random.Random], Iterator[Lesson]],
+    seed: int,
+    nothing: str,
+) -> Iterator[Lesson]:
+    """Lessons of all that is given, in an order drawn anew each time that it comes round.
+
+    Raises:
+        InputError: with the message ``nothing``, where no lesson comes of it.
+    """
+    draw = random.Random(seed)
+    while True:
+        order = list(given)
+        draw.shuffle(order)
+        some = False
+        for begin in range(0, len(order), TOGETHER):
+            for lesson in together(order[begin : begin + TOGETHER], draw):
+                some = True
+                yield lesson
+        if not some:
+            raise InputError(nothing)
 
 
 def question_in(text: str) -> str | None:

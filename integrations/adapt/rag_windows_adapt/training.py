@@ -23,7 +23,7 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from torch.nn.functional import kl_div
 
 from rag_windows import Passage, WindowedLM
-from rag_windows.calibration.profile import ModelFingerprint
+from rag_windows.calibration import ModelFingerprint
 from rag_windows.errors import InputError, UnsupportedModelError
 from rag_windows.kv import Window
 from rag_windows.loading import input_device
@@ -61,7 +61,7 @@ class TrainingPlan:
     passages: int = 5
     update: int = 4
     rank: int = 16
-    rate: float = 2e-4
+    rate: float = 3e-4
     instruction: str | None = None
     seed: int = 0
 
