@@ -195,9 +195,11 @@ class OwnLessons:
             self._first,
             self._together,
             self._seed,
-            "The model asks nothing about these passages that could be used: what it writes does "
-            "not end with a question mark, or is about the passage itself. Take a larger model, "
-            "or one that follows instructions.",
+            InputError(
+                "The model asks nothing about these passages that could be used: what it writes "
+                "does not end with a question mark, or is about the passage itself. Take a larger "
+                "model, or one that follows instructions."
+            ),
         )
 
     def held_out(self) -> Iterator[Lesson]:
@@ -253,7 +255,7 @@ class MarkedLessons:
             self._questions,
             self._together,
             self._seed,
-            "The model answers none of these questions. Take other questions.",
+            InputError("The model answers none of these questions. Take other questions."),
         )
 
     def _together(self, questions: Sequence[Marked], draw: random.Random) -> Iterator[Lesson]:
@@ -285,12 +287,12 @@ def _rounds(
     given: Sequence[T],
     together: Callable[[Sequence[T], random.Random], Iterator[Lesson]],
     seed: int,
-    nothing: str,
+    nothing: InputError,
 ) -> Iterator[Lesson]:
     """Lessons of all that is given, in an order drawn anew each time that it comes round.
 
     Raises:
-        InputError: with the message ``nothing``, where no lesson comes of it.
+        InputError: ``nothing``, where no lesson comes of it.
     """
     draw = random.Random(seed)
     while True:
@@ -302,7 +304,7 @@ def _rounds(
                 some = True
                 yield lesson
         if not some:
-            raise InputError(nothing)
+            raise nothing
 
 
 def question_in(text: str) -> str | None:
