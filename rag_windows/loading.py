@@ -8,7 +8,7 @@ import json
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager, nullcontext
 from importlib import resources
 from pathlib import Path
@@ -489,7 +489,11 @@ def in_a_thread(work: Callable[[], T], name: str) -> T:
 
     with ThreadPoolExecutor(1, thread_name_prefix=name) as pool:
         try:
-            return pool.submit(there).result()
+            done = pool.submit(there)
+            # A signal that comes just before a wait doesn't end it: so no wait is long.
+            while not wait([done], timeout=1).done:
+                pass
+            return done.result()
         except KeyboardInterrupt:
             for thread in [*working]:
                 ctypes.pythonapi.PyThreadState_SetAsyncExc(
