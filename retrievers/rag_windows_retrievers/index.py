@@ -12,6 +12,7 @@ import json
 import os
 import threading
 import time
+import weakref
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -223,6 +224,8 @@ class Index:
     def after_fork(self) -> None:
         """In a child, the parent's connections are not used."""
         self._free: LifoQueue[apsw.Connection] = LifoQueue()
+        # Its tokenizer holds a connection, so that nothing else closes one.
+        weakref.finalize(self, _close, self._free, os.getpid()).atexit = False
 
     # What is there.
 
@@ -668,9 +671,7 @@ class Index:
 
     def close(self) -> None:
         """Close the files; the index may be used again, which opens them."""
-        with suppress(Empty):
-            while True:
-                self._free.get_nowait().close()
+        _close(self._free, os.getpid())
 
     def __enter__(self) -> Index:
         return self
@@ -1167,6 +1168,13 @@ _FRESH_NS = 2_000_000_000
 """A file that was written so shortly ago may be written again without another time."""
 
 _held = threading.local()
+
+
+def _close(free: LifoQueue[apsw.Connection], process: int) -> None:
+    """Close connections, unless they are those of another process, which it forked from."""
+    with suppress(Empty):
+        while process == os.getpid():
+            free.get_nowait().close()
 
 
 def _sha256(text: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import random
@@ -15,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import apsw
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -453,6 +455,26 @@ def test_a_forked_child_has_connections_of_its_own(index: Index) -> None:
         os._exit(0 if [one.id for one in found] == ["a#1"] else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert index.retrieve("alpha")
+
+
+def test_an_index_that_nobody_has_any_more_holds_no_file_open(tmp_path: Path) -> None:
+    def open_files() -> list[str]:
+        return [one.filename for one in apsw.connections() if str(tmp_path) in one.filename]
+
+    index = Index(tmp_path)
+    index.add(Document("Alpha is here.", "a"))
+    assert open_files()
+    child = os.fork()
+    if not child:
+        # The parent's, which still reads.
+        del index
+        gc.collect()
+        os._exit(0 if open_files() else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert index.retrieve("alpha")
+    del index
+    gc.collect()
+    assert open_files() == []
 
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=60)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import contextmanager
 
 import httpx
 import pytest
@@ -44,8 +45,8 @@ def asking(app: FastAPI) -> httpx.AsyncClient:
     return httpx.AsyncClient(transport=transport, base_url="http://server", timeout=60)
 
 
-@pytest.fixture(scope="session")
-def listening() -> Iterator[Callable[[FastAPI], str]]:
+@contextmanager
+def servers() -> Iterator[Callable[[FastAPI], str]]:
     """Let an application listen on a free port, in a thread; gives its address."""
     running: list[tuple[Server, threading.Thread]] = []
 
@@ -67,7 +68,15 @@ def listening() -> Iterator[Callable[[FastAPI], str]]:
         assert not thread.is_alive()
 
 
+@pytest.fixture
+def listening() -> Iterator[Callable[[FastAPI], str]]:
+    """Let applications listen until the test ends."""
+    with servers() as listen:
+        yield listen
+
+
 @pytest.fixture(scope="session")
-def address(listening: Callable[[FastAPI], str], lm: WindowedLM, corpus: BM25Retriever) -> str:
+def address(lm: WindowedLM, corpus: BM25Retriever) -> Iterator[str]:
     """Where a server with the sample documents listens."""
-    return listening(create_app(lm, Settings(), corpus))
+    with servers() as listen:
+        yield listen(create_app(lm, Settings(), corpus))

@@ -507,6 +507,8 @@ def _wait() -> None:
         (number, signal.signal(number, lambda *_: stopped.set()))
         for number in (signal.SIGINT, signal.SIGTERM)
     ]
-    stopped.wait()
+    # A signal that comes just before a wait doesn't end it: so no wait is long.
+    while not stopped.wait(1):
+        pass
     for number, handler in before:
         signal.signal(number, handler)
