@@ -31,7 +31,7 @@ class FleetOptions(BaseModel):
         dequantize: whether to unpack the weights of a GGUF file.
         quantization: "int8" packs weights into 8 bits each, on CPUs.
         method: how windows are read: "ape:scale=0.9", or what `rag_windows.integration.describe`
-            made of a method. None for the profile's, or APE.
+            made of a method. None for the profile's, or the model's default.
         profile: file that ``rag-windows compare`` wrote.
         max_window_tokens: longer passages are split into several windows.
         template_kwargs: variables of the chat template, such as ``{"enable_thinking": False}``.
