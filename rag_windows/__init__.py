@@ -39,6 +39,7 @@ if TYPE_CHECKING:
         METHODS,
         PCED,
         PCW,
+        Aligned,
         Auto,
         Codebook,
         DeepThinking,
@@ -61,6 +62,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "APE",
+    "Aligned",
     "Auto",
     "METHODS",
     "PCED",

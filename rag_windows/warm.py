@@ -9,6 +9,7 @@ from itertools import islice
 
 from rag_windows.engine import Engine
 from rag_windows.errors import InputError
+from rag_windows.methods import stands_by_itself
 from rag_windows.passage import Passage, refuse_single, with_neighbours
 from rag_windows.prefill import complete
 from rag_windows.request import BatchRequest, Messages, PassageLike, Request
@@ -85,7 +86,7 @@ def _check_warmable(engine: Engine, passages: Iterable[PassageLike], ttl: float 
             "A header with a passage's number can't be warmed, because the number is only "
             "known with a question. Load the model with header='title' or header='none'."
         )
-    if not engine.method.windowed or engine.method.alignment != "left":
+    if not engine.method.windowed or not stands_by_itself(engine.method.alignment):
         raise InputError(
             f"The method {engine.method.name!r} can't be warmed, because a passage's position "
             "depends on the other passages of its request. Load the model with a method "

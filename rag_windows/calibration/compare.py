@@ -31,7 +31,7 @@ from rag_windows.calibration.profile import (
 from rag_windows.calibration.words import contains
 from rag_windows.engine import Engine
 from rag_windows.errors import InputError, MethodError, report_stop_iteration
-from rag_windows.methods import APE, PCED, PCW, Auto, Method, Sequential, resolve
+from rag_windows.methods import APE, PCED, PCW, Auto, Method, Sequential, resolve, stands_by_itself
 from rag_windows.methods.mateicl import SCHEDULES
 from rag_windows.methods.registry import numbers_of, spelled, with_parameters
 from rag_windows.passage import Passage
@@ -472,7 +472,11 @@ def _encoding(method: Method) -> Hashable:
 
 def _encodes_anew(method: Method) -> bool:
     """Whether passages that were encoded before have to be encoded again in another order."""
-    return not method.windowed or method.alignment != "left" or method.recompute is not None
+    return (
+        not method.windowed
+        or not stands_by_itself(method.alignment)
+        or method.recompute is not None
+    )
 
 
 def ape_grid(

@@ -139,8 +139,8 @@ class PassageBook:
             )
         if method.alignment != "left":
             raise InputError(
-                f"The method {method.name!r} can't be used for a book, because it places windows "
-                "by the longest one of a request. Choose a method such as ape, pcw or mateicl."
+                f"The method {method.name!r} can't be used for a book, because its windows "
+                "don't begin behind the prefix. Choose a method such as ape, pcw or mateicl."
             )
         if method.neighbours or method.sink:
             raise InputError(

@@ -1,10 +1,12 @@
 """How windows are encoded and how the query reads them: one small class a method."""
 
+from rag_windows.methods.aligned import Aligned as Aligned
 from rag_windows.methods.ape import APE as APE
 from rag_windows.methods.auto import Auto as Auto
 from rag_windows.methods.base import Alignment as Alignment
 from rag_windows.methods.base import Method as Method
 from rag_windows.methods.base import query_bias as query_bias
+from rag_windows.methods.base import stands_by_itself as stands_by_itself
 from rag_windows.methods.base import window_starts as window_starts
 from rag_windows.methods.codebook import Codebook as Codebook
 from rag_windows.methods.composed import Composed as Composed

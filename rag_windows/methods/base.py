@@ -18,9 +18,15 @@ if TYPE_CHECKING:
     from rag_windows.methods.linked import Linked
     from rag_windows.methods.query_likelihood import QueryLikelihood
 
-Alignment = Literal["left", "right", "in order"]
+Alignment = Literal["left", "right", "in order"] | int
 """Where windows stand: all begin behind the prefix, or all end where the longest of them ends, or
-each begins where the one before it ends."""
+each begins where the one before it ends. A number n: each ends at the next multiple of n tokens
+behind the prefix."""
+
+
+def stands_by_itself(alignment: Alignment) -> bool:
+    """Whether a window's position depends on no other window of its request."""
+    return alignment == "left" or isinstance(alignment, int)
 
 
 def window_starts(
@@ -37,8 +43,12 @@ def window_starts(
     before = before or [0] * len(lengths)
     if alignment == "left":
         return [first + seen for seen in before]
-    ends = first + max(map(sum, zip(lengths, before, strict=True)), default=0)
-    return [ends - length for length in lengths]
+    needed = [*map(sum, zip(lengths, before, strict=True))]
+    if isinstance(alignment, int):
+        ends = [first + -(-one // alignment) * alignment for one in needed]
+    else:
+        ends = [first + max(needed, default=0)] * len(needed)
+    return [end - length for end, length in zip(ends, lengths, strict=True)]
 
 
 def finite(value: object) -> bool:

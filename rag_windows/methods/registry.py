@@ -10,6 +10,7 @@ from importlib.metadata import entry_points
 from typing import Any
 
 from rag_windows.errors import MethodError
+from rag_windows.methods.aligned import Aligned
 from rag_windows.methods.ape import APE
 from rag_windows.methods.auto import Auto
 from rag_windows.methods.base import Method
@@ -40,6 +41,7 @@ METHODS: Mapping[str, type[Method]] = {
         DeepThinking,
         Codebook,
         Linked,
+        Aligned,
         Neighbours,
         Sink,
         Sequential,

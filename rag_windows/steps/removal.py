@@ -10,7 +10,7 @@ import torch
 
 from rag_windows.kv import Members
 from rag_windows.loading import input_device
-from rag_windows.methods import Method
+from rag_windows.methods import Method, stands_by_itself
 from rag_windows.methods.combination import Combination
 from rag_windows.prefill import PASS_TOKENS, EncodedContext, ModelEncoder
 from rag_windows.steps.ensemble import MAX_LOGITS, EnsembleLayout, passes
@@ -52,7 +52,7 @@ def refusal(method: Method) -> str | None:
         return "encodes each passage in sight of those before it"
     if method.recompute is not None:
         return "encodes tokens of a passage again in sight of the others"
-    if method.alignment != "left":
+    if not stands_by_itself(method.alignment):
         return "places a passage's window by the other passages"
     selection = method.selection
     if selection is not None and getattr(selection, "fusion", "concat") != "concat":

@@ -97,5 +97,5 @@ def encode_query(
 ) -> Window:
     """A query as if it were one more window, so that its keys are rotated as theirs are."""
     first = 0 if prefix is None else len(prefix.ids)
-    start = max(first, end - len(query_ids)) if alignment == "right" else first
+    start = max(first, end - len(query_ids)) if alignment != "left" else first
     return encoder.run([tuple(query_ids)], [start], prefix)[0]

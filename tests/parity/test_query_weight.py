@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import pytest
 import torch
 
-from rag_windows import PCW, MateICL, Method, StructuredPrompting
+from rag_windows import PCW, Aligned, MateICL, Method, StructuredPrompting
 
 from . import engine, tolerances, weighted, zoo
 from .cases import CASES, Case, case
@@ -29,14 +29,20 @@ METHODS: dict[str, tuple[Method, Callable[[int], Weighed]]] = {
     "mateicl, 3": (MateICL(3), lambda n: Weighed(copies=3)),
     "mateicl, sqrt": (MateICL(), lambda n: Weighed(weight=math.sqrt(n))),
     "mateicl, a function": (MateICL(lambda n: 0.4 * n), lambda n: Weighed(weight=0.4 * n)),
+    "aligned": (Aligned(8), lambda _: Weighed(every=8)),
+    "aligned structured prompting": (
+        Aligned(64, reader=StructuredPrompting()),
+        lambda n: Weighed(copies=n, every=64),
+    ),
 }
 PREFILLS = [
     *(
         (name, method, "ragged")
         for name in NAMES
-        for method in ("structured prompting", "mateicl, sqrt")
+        for method in ("structured prompting", "mateicl, sqrt", "aligned")
     ),
     *(("llama", method, "ragged") for method in ("mateicl, 3", "mateicl, a function")),
+    ("llama", "aligned structured prompting", "no prefix"),
     *(
         (name, "structured prompting", which)
         for name in ("llama", "gemma3_text-sliding", "gpt_oss")
@@ -45,6 +51,7 @@ PREFILLS = [
 ]
 STEPS = [
     *((name, "structured prompting") for name in NAMES),
+    *((name, "aligned") for name in ("llama", "gemma3_text-sliding")),
     *((name, "mateicl, sqrt") for name in ("llama", "qwen3", "gpt2", "gemma3_text")),
 ]
 
@@ -89,6 +96,11 @@ def test_one_window_is_ordinary_attention(name: str) -> None:
     plain = engine.logits(name, one, PCW())
     for method in (StructuredPrompting(), MateICL(), MateICL("log"), MateICL("thirds")):
         assert torch.equal(engine.logits(name, one, method), plain)
+
+
+def test_windows_that_fill_their_multiple_stand_where_others_do() -> None:
+    one = case(5, (8, 8, 8), 6)
+    assert torch.equal(*(engine.logits("llama", one, method) for method in (Aligned(8), PCW())))
 
 
 def test_windows_of_one_length_need_no_alignment() -> None:

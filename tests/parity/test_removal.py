@@ -33,6 +33,7 @@ METHODS = (
     "pcw",
     "ape",
     "mateicl",
+    "aligned:tokens=32+ape",
     "deep-thinking+pcw",
     "codebook:retrieve=3",
     "query-likelihood:retrieve=2",

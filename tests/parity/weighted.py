@@ -7,11 +7,13 @@ methods that weigh the query spelled out twice:
 - `weight`: the exponentials of the query's logits are multiplied by a number, and so counted in the
   softmax's sum.
 
-Windows may end together ("right"): window i then starts at p + longest - its own length.
+Windows may end together ("right"): window i then starts at p + longest - its own length; or each at
+a multiple of `Weighed.every` tokens behind the prefix.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -31,22 +33,26 @@ class Weighed:
     copies: int = 1
     weight: float = 1.0
     right: bool = False
+    every: int = 0
 
 
 def pack(
     prefix: Sequence[int],
     windows: Sequence[Sequence[int]],
     query: Sequence[int],
-    right: bool,
+    rule: Weighed,
 ) -> Packed:
-    """All tokens in one row; windows begin or end together."""
+    """All tokens in one row, where the rule says."""
     packed = dense.pack(prefix, windows, query)
-    if not right:
+    if not windows or not (rule.right or rule.every):
         return packed
-    longest = max(len(window) for window in windows)
+    lengths = [len(window) for window in windows]
+    every = rule.every or max(lengths)
+    ends = [math.ceil(length / every) * every for length in lengths]
     positions = packed.positions.clone()
-    for number, window in enumerate(windows, start=1):
-        positions[packed.segments == number] += longest - len(window)
+    for number, (end, length) in enumerate(zip(ends, lengths, strict=True), start=1):
+        positions[packed.segments == number] += end - length
+    positions[packed.rows] += max(ends) - max(lengths)
     return replace(packed, positions=positions)
 
 
@@ -81,7 +87,7 @@ def run(
     rule: Weighed,
 ) -> tuple[Tensor, Packed, list[Tensor]]:
     """(len(query), vocab) fp32 logits of the query's rows, the tokens, each layer's weights."""
-    packed = pack(prefix, windows, query, rule.right)
+    packed = pack(prefix, windows, query, rule)
     kept: list[Tensor] = []
 
     def mixed(layer: Layer) -> Tensor:

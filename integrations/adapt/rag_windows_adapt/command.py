@@ -315,6 +315,7 @@ def _report(
     """One prompt, windows without the adapter, and windows with it."""
     from rag_windows import WindowedLM
     from rag_windows.calibration import bag_f1, chatrag_words
+    from rag_windows.methods import resolve
 
     def overlap(answer: str, right: str) -> float:
         return bag_f1(chatrag_words(answer), chatrag_words(right))
@@ -330,18 +331,19 @@ def _report(
     profiles = [
         one.compare(
             examples,
-            ["sequential", "pcw"],
+            ["sequential", plan.method],
             metric=None if labelled else overlap,
             prefix=plan.instruction,
             seed=plan.seed,
         )
         for one in (lm, adapted)
     ]
+    windows = resolve(plan.method).name
     before, after = ({one.method.name: one for one in profile.settings} for profile in profiles)
     return [
         ("one prompt", before["sequential"]),
-        ("windows", before["pcw"]),
-        ("windows, with the adapter", after["pcw"]),
+        ("windows", before[windows]),
+        ("windows, with the adapter", after[windows]),
     ]
 
 

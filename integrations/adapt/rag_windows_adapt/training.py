@@ -1,7 +1,7 @@
 """Trains an adapter on windows: a question over windows is to be answered as over the right one.
 
-The student reads passages as `pcw` does: windows at shared positions behind the system prompt,
-encoded with the adapter. Its teacher is the same model without the adapter, which reads the right
+The student reads passages as `METHOD` does: windows side by side behind the system prompt, encoded
+with the adapter. Its teacher is the same model without the adapter, which reads the right
 passages alone. The loss is the Kullback-Leibler divergence from the teacher's probabilities on its
 own answer (distillation of context, https://arxiv.org/abs/2209.15189). There are no labels and no
 other model. The questions of a lesson share its windows, which makes them several times cheaper.
@@ -27,7 +27,7 @@ from rag_windows.calibration import ModelFingerprint
 from rag_windows.errors import InputError, UnsupportedModelError
 from rag_windows.kv import Window
 from rag_windows.loading import input_device
-from rag_windows.methods import PCW
+from rag_windows.methods import resolve, window_starts
 from rag_windows.prefill import EncodedContext, read_by
 from rag_windows.window_adapter import FILE, Made, encoder_of, gradients_unchanged, view_for_adapter
 from rag_windows_adapt.lessons import Lesson, Query
@@ -39,6 +39,9 @@ WARM_UP = 10
 """Updates over which the learning rate rises; it then falls to `LEAST_RATE` of itself."""
 
 LEAST_RATE = 0.1
+METHOD = "aligned+pcw"
+"""Where windows begin together, the longest is nearest to the question, which no training of what
+windows hold undoes."""
 LARGEST_GRADIENT = 1.0
 CHECKPOINT_S = 120.0
 
@@ -54,6 +57,8 @@ class TrainingPlan:
         rank: of the LoRA (https://arxiv.org/abs/2106.09685) on every linear layer of the decoder.
         rate: learning rate of AdamW.
         instruction: system prompt of the questions.
+        method: by which windows are read, now and later: pcw, ape, mateicl, structured-prompting,
+            or one of these with aligned.
         seed: of lessons and first weights.
     """
 
@@ -63,6 +68,7 @@ class TrainingPlan:
     rank: int = 16
     rate: float = 3e-4
     instruction: str | None = None
+    method: str = METHOD
     seed: int = 0
 
 
@@ -87,6 +93,7 @@ class Trainer:
 
     Raises:
         UnsupportedModelError: its windows share no attention, or PEFT can't adapt it.
+        InputError: the plan's method does more than read windows side by side.
     """
 
     def __init__(self, lm: WindowedLM, plan: TrainingPlan) -> None:
@@ -96,6 +103,13 @@ class Trainer:
                 "attention to learn for. Use it as it is."
             )
         self.lm, self.plan, self.progress = lm, plan, Progress()
+        self._method = method = resolve(plan.method)
+        steps = (method.recompute, method.refinement, method.selection, method.combination)
+        if not method.windowed or any(steps) or method.neighbours or method.sink:
+            raise InputError(
+                f"An adapter can't be trained for the method {plan.method!r}, which does more than "
+                f"read windows side by side. Use {METHOD!r}, or pcw."
+            )
         # PEFT draws the first weights on the CPU.
         with torch.random.fork_rng(devices=[]), gradients_unchanged(lm.model):
             torch.default_generator.manual_seed(plan.seed)
@@ -135,7 +149,8 @@ class Trainer:
         [head] = reader.run([prefix], [0], None) if prefix else [None]
         # Texts of equal length stand side by side in a pass.
         ordered = sorted((ids for _, ids in windows), key=len)
-        encoded = self._writer.run(ordered, [start] * len(ordered), head, gradients=True)
+        starts = window_starts(self._method.alignment, start, [*map(len, ordered)])
+        encoded = self._writer.run(ordered, starts, head, gradients=True)
         student = self._context(prefix, head, encoded)
         right = [
             tuple(
@@ -186,7 +201,7 @@ class Trainer:
     def _context(
         self, prefix: Sequence[int], head: Window | None, windows: Sequence[Window]
     ) -> EncodedContext:
-        method, count = PCW(), len(windows)
+        method, count = self._method, len(windows)
         return EncodedContext(
             prefix_ids=tuple(prefix),
             prefix=head,
@@ -224,7 +239,9 @@ class Trainer:
         }
         _replace(
             folder / FILE,
-            Made(model=self._made_for, trained=trained).model_dump_json(indent=1).encode(),
+            Made(method=self.plan.method, model=self._made_for, trained=trained)
+            .model_dump_json(indent=1)
+            .encode(),
         )
         if finished:
             (folder / STATE).unlink(missing_ok=True)
@@ -250,7 +267,9 @@ class Trainer:
         state = torch.load(folder / STATE, weights_only=True, map_location="cpu")
         own, asked = state["plan"], dataclasses.asdict(self.plan)
         # More questions than first asked for may be wanted.
-        if other := [name for name in asked if name != "questions" and own[name] != asked[name]]:
+        if other := [
+            name for name in asked if name != "questions" and own.get(name) != asked[name]
+        ]:
             raise InputError(
                 f"The training in {folder} has other settings: {', '.join(other)}. Give the same "
                 "ones, or another folder."

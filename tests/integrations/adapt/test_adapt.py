@@ -71,7 +71,7 @@ def test_it_learns_to_answer_over_windows_as_over_the_right_one(
     assert all(torch.equal(one, before[name]) for name, one in lm.model.state_dict().items())
     assert all(one.requires_grad and one.grad is None for one in lm.model.parameters())
     adapted = WindowedLM(lm.model, lm.tokenizer, window_adapter=tmp_path)
-    assert adapted.method.name == "pcw"
+    assert adapted.method.name == "aligned"
     assert all(one.requires_grad for one in lm.model.parameters())
     made = json.loads((tmp_path / "window_adapter.json").read_text())
     assert made["trained"]["questions"] == 160
@@ -84,10 +84,12 @@ def test_the_first_divergence_is_that_of_windows_and_of_the_right_one(lm: Window
     expected = []
     for one in lesson.asked:
         logs = []
-        for passages in (PASSAGES, [PASSAGES[one.right[0]]]):
+        for passages, by in ((PASSAGES, PLAN.method), ([PASSAGES[one.right[0]]], "pcw")):
             parts = lm.engine.text.prompt.build(one.question, passages, prefix="Answer.")
             windows = [window.ids for window in parts.windows]
-            context = lm.engine.encoder.encode_ids(parts.prefix_ids, windows, lm.method)
+            context = lm.engine.encoder.encode_ids(
+                parts.prefix_ids, windows, lm.engine.method_of(by)
+            )
             ids = torch.tensor([[*parts.query_ids, *one.answer[:-1]]])
             logits = lm.engine.decoder.forward(context, ids)[0, -len(one.answer) :]
             logs.append(logits.log_softmax(-1))
@@ -234,6 +236,12 @@ def test_people_s_questions_come_with_their_right_passages_and_some_others(
     assert model.requests == 3
 
 
+@pytest.mark.parametrize("method", ["auto", "linked", "pced", "sequential", "sink+pcw"])
+def test_a_method_that_does_more_than_read_windows_is_refused(lm: WindowedLM, method: str) -> None:
+    with pytest.raises(InputError, match="more than read windows side by side"):
+        Trainer(lm, replace(PLAN, method=method))
+
+
 def test_the_teacher_reads_several_right_passages_in_one_prompt(lm: WindowedLM) -> None:
     """What windows differ from is the answer over both, as an ordinary prompt has them."""
     answer = lm.generate(
@@ -241,7 +249,7 @@ def test_the_teacher_reads_several_right_passages_in_one_prompt(lm: WindowedLM) 
     )
     lesson = Lesson(tuple(PASSAGES), (Asked("Who plays?", (1, 0), answer.token_ids),))
     logs = []
-    for passages, method in ((PASSAGES, "pcw"), (PASSAGES[1::-1], "sequential")):
+    for passages, method in ((PASSAGES, PLAN.method), (PASSAGES[1::-1], "sequential")):
         parts = lm.engine.text.prompt.build("Who plays?", passages, prefix="Answer.")
         windows = [window.ids for window in parts.windows]
         chosen = lm.engine.method_of(method)
@@ -314,7 +322,7 @@ def test_the_command_writes_an_adapter_and_reports(docs: Path, base: Path, tmp_p
     assert f"--model {out}" in done.stdout.replace("\n", "")
     answer = invoke("ask", "Who?", "--docs", docs, "--model", out, "--no-cache", "--json")
     assert answer.exit_code == 0, answer.output
-    assert json.loads(answer.stdout)["method"] == "pcw"
+    assert json.loads(answer.stdout)["method"] == "aligned"
     again = command(docs, base, out)
     assert again.exit_code == 2
     assert "Name another folder" in again.stderr
@@ -379,7 +387,7 @@ def test_ctrl_c_leaves_an_adapter(
     done = command(docs, base, out, "--questions", "90", "--passages", "3")
     assert done.exit_code == 130, done.output
     assert "the same command goes on" in done.stderr.replace("\n", " ")
-    assert WindowedLM.from_pretrained(out).method.name == "pcw"
+    assert WindowedLM.from_pretrained(out).method.name == "aligned"
 
 
 def test_bad_input_is_refused_before_anything_is_loaded(

@@ -35,7 +35,7 @@ PASSAGES = tuple(f"Passage {i}: " + "abcdefgh"[i] * (5 + 4 * (i % 3)) for i in r
 
 
 METHODS = (
-    *("pcw", "ape", "structured-prompting", "mateicl", "sequential", "auto"),
+    *("pcw", "ape", "structured-prompting", "mateicl", "aligned+ape", "sequential", "auto"),
     *("query-likelihood:retrieve=2+ape", "codebook:retrieve=2,fusion=mean"),
 )
 NAMES = ("llama", "qwen3", "gpt2", "gemma3_text-sliding", "gpt_oss", "gemma2", "mistral-sliding")

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from rag_windows import (
     APE,
     PCW,
+    Aligned,
     Generation,
     PassageCache,
     Sequential,
@@ -28,7 +29,7 @@ from tests.rag_windows import small
 
 TOLERANCE = 1e-5
 ARCHITECTURES = ("llama", "gemma3_text-sliding", "gemma4_text", "gpt2", "gpt_oss")
-METHODS = (APE(), PCW(), APE(0.7, 0.8), StructuredPrompting(), Sequential())
+METHODS = (APE(), PCW(), APE(0.7, 0.8), Aligned(16), StructuredPrompting(), Sequential())
 PASSAGES = [f"Fact {number}: word {number * 7}. " + "more " * number for number in range(6)]
 
 

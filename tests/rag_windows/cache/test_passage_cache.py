@@ -190,10 +190,23 @@ def test_warming_is_resumable_and_serves_requests(tmp_path: Path) -> None:
         assert lm.warm(iter(many), prefix="Be brief.").encoded == 0
 
 
+def test_aligned_windows_are_warmed_and_found_beside_any_others() -> None:
+    many = ["It is here.", "That was said there, a long time ago, by somebody.", "No."]
+    lm = model(PassageCache("1MB"), method="aligned:tokens=64+ape")
+    assert lm.warm(many).encoded == 3
+    for some in (many, many[::-1], many[:1], many[1:]):
+        made = lm.generate("What?", some, max_new_tokens=2)
+        assert (made.usage.cached_windows, made.usage.windows) == (len(some), len(some))
+
+
 def test_what_can_not_be_warmed() -> None:
     with pytest.raises(InputError, match="cache=True"):
         small.lm().warm(PASSAGES)
-    for options in ({"header": "number"}, {"method": "sequential"}):
+    for options in (
+        {"header": "number"},
+        {"method": "sequential"},
+        {"method": "structured-prompting"},
+    ):
         with pytest.raises(InputError, match=next(iter(options.values()))):
             model(PassageCache("1MB"), **options).warm(PASSAGES)
     with pytest.raises(InputError, match="list"):

@@ -17,6 +17,7 @@ from rag_windows import (
     METHODS,
     PCED,
     PCW,
+    Aligned,
     Codebook,
     DeepThinking,
     Linked,
@@ -28,7 +29,7 @@ from rag_windows import (
     Sequential,
     StructuredPrompting,
 )
-from rag_windows.methods import combination, composed, linked, registry
+from rag_windows.methods import combination, composed, linked, registry, window_starts
 from tests.rag_windows import small
 from tests.test_repository import ROOT
 
@@ -115,6 +116,17 @@ def test_a_wrapper_is_its_reader_but_for_what_it_changes() -> None:
     assert composed.chain(wrapped) == [wrapped, reader]
     assert hash(wrapped) == hash(Wrapper(3, reader=StructuredPrompting()))
     assert (Linked(2).alignment, Linked(0, reader=APE()).alignment) == ("in order", "left")
+
+
+def test_aligned_windows_end_together_wherever_others_do() -> None:
+    assert window_starts(8, 5, (8, 3, 9), ()) == [5, 10, 12]
+    assert window_starts(8, 5, (3, 3), (0, 6)) == [10, 18]
+    for reader in ("pced", "linked", "sequential"):
+        with pytest.raises(MethodError, match="aligned can't be combined with"):
+            registry.resolve(f"aligned+{reader}")
+    with pytest.raises(MethodError, match="a number of tokens above 0"):
+        Aligned(0)
+    assert registry.describe(registry.resolve("aligned+ape"))["tokens"] == 512
 
 
 def test_methods_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
