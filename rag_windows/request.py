@@ -442,6 +442,8 @@ def check_limits(request: Request, limit: int | None) -> None:
                 f"{name(index)} needs a window of {length} tokens, but the model's {limit} "
                 f"positions leave {free} beside prefix, query and new tokens. {advice}"
             )
+    if isinstance(method.alignment, int):
+        _check_multiples(request, method.alignment, free, limit)
     together = list(accumulate(plan.lengths)) if in_order(method) else []
     for index, tokens in enumerate(together):
         if tokens > free:
@@ -458,6 +460,19 @@ def check_limits(request: Request, limit: int | None) -> None:
         whole = [len(window.before) + len(window.ids) for window in plan.windows]
         named = name if method.windowed else lambda _: "All passages together"
         check_passes(method.refinement, starts, whole, limit, named)
+
+
+def _check_multiples(request: Request, tokens: int, free: int, limit: int) -> None:
+    """Refuse windows that end at a multiple of these tokens which the model does not have."""
+    windows = request.plan.windows
+    end = max((window.start + len(window.ids) for window in windows), default=0)
+    reached = end - len(request.parts.prefix_ids)
+    if reached > free:
+        raise LimitError(
+            f"Windows end at multiples of {tokens} tokens behind the prefix, the last at {reached},"
+            f" but the model's {limit} positions leave {free} beside prefix, query and new tokens. "
+            f"Set a smaller multiple, such as aligned:tokens={min(64, max(1, free // 2))}."
+        )
 
 
 def _check_chosen(selection: QueryLikelihood, request: Request, free: int, limit: int) -> None:

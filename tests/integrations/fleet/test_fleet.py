@@ -273,7 +273,14 @@ async def test_a_model_that_keeps_states_is_read_in_rows(
     expected = lm.generate(QUESTION, DOCUMENTS, prefix="Say.", do_sample=False, max_new_tokens=6)
     said = [{"role": "system", "content": "Say."}, {"role": "user", "content": QUESTION}]
     question = body(documents=DOCUMENTS, messages=said, max_tokens=6)
+    before = set(await samples(client, "rag_windows_batch_rows"))
     await asyncio.to_thread(deploy, model=str(tmp_path))
+
+    async def replaced() -> bool:
+        after = set(await samples(client, "rag_windows_batch_rows"))
+        return len(after) == 2 and not before & after
+
+    await until(replaced)
     readers = set()
     for again in (False, True):
         answer = await client.post(CHAT, json=question)

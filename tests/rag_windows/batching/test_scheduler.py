@@ -35,8 +35,8 @@ PASSAGES = tuple(f"Passage {i}: " + "abcdefgh"[i] * (5 + 4 * (i % 3)) for i in r
 
 
 METHODS = (
-    *("pcw", "ape", "structured-prompting", "mateicl", "aligned+ape", "sequential", "auto"),
-    *("query-likelihood:retrieve=2+ape", "codebook:retrieve=2,fusion=mean"),
+    *("pcw", "ape", "structured-prompting", "mateicl", "aligned:tokens=64+ape", "sequential"),
+    *("auto", "query-likelihood:retrieve=2+ape", "codebook:retrieve=2,fusion=mean"),
 )
 NAMES = ("llama", "qwen3", "gpt2", "gemma3_text-sliding", "gpt_oss", "gemma2", "mistral-sliding")
 ASK: dict[str, Any] = {"query": "Why?", "passages": PASSAGES[:3], "max_new_tokens": 12}

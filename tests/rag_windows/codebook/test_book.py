@@ -162,6 +162,6 @@ def test_it_belongs_to_one_model_prefix_and_header() -> None:
     numbered = WindowedLM(small.model(), small.tokenizer(), header="number")
     with pytest.raises(InputError, match="number"):
         numbered.codebook()
-    with pytest.raises(InputError, match="longest one"):
+    with pytest.raises(InputError, match="don't begin behind the prefix"):
         lm.codebook(StructuredPrompting())
     assert lm.codebook("pcw").method == Codebook(reader=PCW())

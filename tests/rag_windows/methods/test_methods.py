@@ -20,14 +20,18 @@ from rag_windows import (
     Aligned,
     Codebook,
     DeepThinking,
+    InputError,
+    LimitError,
     Linked,
     MateICL,
     Method,
     MethodError,
     ParallelEnsemble,
+    PassageCache,
     QueryLikelihood,
     Sequential,
     StructuredPrompting,
+    WindowedLM,
 )
 from rag_windows.methods import combination, composed, linked, registry, window_starts
 from tests.rag_windows import small
@@ -127,6 +131,15 @@ def test_aligned_windows_end_together_wherever_others_do() -> None:
     with pytest.raises(MethodError, match="a number of tokens above 0"):
         Aligned(0)
     assert registry.describe(registry.resolve("aligned+ape"))["tokens"] == 512
+
+
+def test_multiples_that_the_model_has_no_positions_for_are_refused() -> None:
+    beyond = f"aligned:tokens={small.POSITIONS}+ape"
+    with pytest.raises(LimitError, match=r"Set a smaller multiple, such as aligned:tokens=64\."):
+        small.lm().generate("Why?", ["It is."], method=beyond, max_new_tokens=2)
+    lm = WindowedLM(small.model(), small.tokenizer(), method=beyond, cache=PassageCache("1MB"))
+    with pytest.raises(InputError, match="smaller multiple"):
+        lm.warm(["It is."])
 
 
 def test_methods_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
