@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -20,7 +19,6 @@ from rag_windows_server.fleet.reader import Reader, Relayed
 from rag_windows_server.fleet.routing import RoutedQuestion, passage_number
 from tests.integrations.fleet.conftest import KEYS, NAME, Deploy
 from tests.integrations.server.test_chat import DOCUMENTS, QUESTION, ask, body, events
-from tests.rag_windows import small, small_states
 
 CHAT = "/v1/chat/completions"
 END = {"2": -100}
@@ -262,34 +260,6 @@ async def test_no_request_is_lost_while_readers_are_replaced(
     after = set(await samples(client, "rag_windows_batch_rows"))
     assert len(after) == 2
     assert not before & after
-
-
-async def test_a_model_that_keeps_states_is_read_in_rows(
-    client: httpx.AsyncClient, deploy: Deploy, tmp_path: Path
-) -> None:
-    small_states.model().save_pretrained(tmp_path)
-    small.tokenizer().save_pretrained(tmp_path)
-    lm = WindowedLM.from_pretrained(tmp_path, device_map="cpu")
-    expected = lm.generate(QUESTION, DOCUMENTS, prefix="Say.", do_sample=False, max_new_tokens=6)
-    said = [{"role": "system", "content": "Say."}, {"role": "user", "content": QUESTION}]
-    question = body(documents=DOCUMENTS, messages=said, max_tokens=6)
-    before = set(await samples(client, "rag_windows_batch_rows"))
-    await asyncio.to_thread(deploy, model=str(tmp_path))
-
-    async def replaced() -> bool:
-        after = set(await samples(client, "rag_windows_batch_rows"))
-        return len(after) == 2 and not before & after
-
-    await until(replaced)
-    readers = set()
-    for again in (False, True):
-        answer = await client.post(CHAT, json=question)
-        assert answer.status_code == 200, answer.text
-        message = answer.json()["choices"][0]["message"]
-        assert message["content"] == expected.text
-        assert message["rag"]["cached_windows"] == (len(DOCUMENTS) if again else 0)
-        readers.add(answer.headers["x-reader"])
-    assert len(readers) == 1
 
 
 async def test_a_reader_whose_model_fails_is_not_healthy() -> None:
