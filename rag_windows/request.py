@@ -14,7 +14,7 @@ from rag_windows.cache.keys import fields as joined
 from rag_windows.engine import Engine
 from rag_windows.errors import InputError, LimitError, report_stop_iteration
 from rag_windows.guard import FallbackOption, Guard, few_short_passages, guard_of
-from rag_windows.methods import Auto, Method, QueryLikelihood, Sequential, linked
+from rag_windows.methods import Auto, Method, QueryLikelihood, Sequential, linked, window_starts
 from rag_windows.methods.linked import Choose, LinkTokens
 from rag_windows.passage import DOCUMENT_KEYS, Note, Passage, WindowTokens, refuse_single
 from rag_windows.prefill import (
@@ -464,14 +464,19 @@ def check_limits(request: Request, limit: int | None) -> None:
 
 def _check_multiples(request: Request, tokens: int, free: int, limit: int) -> None:
     """Refuse windows that end at a multiple of these tokens which the model does not have."""
-    windows = request.plan.windows
-    end = max((window.start + len(window.ids) for window in windows), default=0)
-    reached = end - len(request.parts.prefix_ids)
-    if reached > free:
+    needed = [len(window.before) + len(window.ids) for window in request.plan.windows]
+
+    def last(multiple: int) -> int:
+        ends = window_starts(multiple, 0, [0] * len(needed), needed)
+        return max(ends, default=0)
+
+    if (reached := last(tokens)) > free:
+        # Each window fits by itself, so the last of these does.
+        fitting = next(one for one in (256, 128, 64, 32, 16, 8, 4, 2, 1) if last(one) <= free)
         raise LimitError(
             f"Windows end at multiples of {tokens} tokens behind the prefix, the last at {reached},"
             f" but the model's {limit} positions leave {free} beside prefix, query and new tokens. "
-            f"Set a smaller multiple, such as aligned:tokens={min(64, max(1, free // 2))}."
+            f"Set aligned:tokens={fitting}."
         )
 
 

@@ -90,10 +90,10 @@ def _check_warmable(engine: Engine, passages: Iterable[PassageLike], ttl: float 
     if isinstance(alignment, int) and limit is not None and alignment >= limit:
         raise InputError(
             f"Windows that end at multiples of {alignment} tokens do not fit the model's {limit} "
-            f"positions. Load the model with a smaller multiple, such as "
+            "positions. Load the model with a smaller multiple, such as "
             f"'aligned:tokens={max(1, limit // 4)}+ape'."
         )
-    if not engine.method.windowed or not stands_by_itself(engine.method.alignment):
+    if not engine.method.windowed or not stands_by_itself(alignment):
         raise InputError(
             f"The method {engine.method.name!r} can't be warmed, because a passage's position "
             "depends on the other passages of its request. Load the model with a method "

@@ -135,8 +135,16 @@ def test_aligned_windows_end_together_wherever_others_do() -> None:
 
 def test_multiples_that_the_model_has_no_positions_for_are_refused() -> None:
     beyond = f"aligned:tokens={small.POSITIONS}+ape"
-    with pytest.raises(LimitError, match=r"Set a smaller multiple, such as aligned:tokens=64\."):
-        small.lm().generate("Why?", ["It is."], method=beyond, max_new_tokens=2)
+    for words in (1, 20, 60):
+        asked: dict[str, Any] = {
+            "query": "Why?",
+            "passages": ["It is. " * words, "No."],
+            "max_new_tokens": 2,
+        }
+        with pytest.raises(LimitError, match=r"Set aligned:tokens=\d+\.") as refused:
+            small.lm().generate(**asked, method=beyond)
+        fitting = str(refused.value).split()[-1].rstrip(".")
+        assert small.lm().generate(**asked, method=f"{fitting}+ape").usage.windows == 2
     lm = WindowedLM(small.model(), small.tokenizer(), method=beyond, cache=PassageCache("1MB"))
     with pytest.raises(InputError, match="smaller multiple"):
         lm.warm(["It is."])
