@@ -43,7 +43,7 @@ def cluster() -> Iterator[str]:
         ray.shutdown()
 
 
-def free_port() -> int:
+def _free_port() -> int:
     """A port that nobody listens on."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port: int = free.getsockname()[1]
@@ -76,17 +76,23 @@ def deploy(cluster: str, tmp_path_factory: pytest.TempPathFactory) -> Deploy:
 
 
 @pytest.fixture(scope="module")
-def address(deploy: Deploy) -> Iterator[str]:
-    """Where a fleet of two readers answers over the sample corpus."""
-    port = free_port()
+def serving(cluster: str) -> Iterator[str]:
+    """Where the fleet answers that a test deploys. Serve and its port end with the file."""
+    port = _free_port()
     serve.start(
         http_options={"host": "127.0.0.1", "port": port},
         proxy_location="HeadOnly",
         logging_config=QUIET,
     )
-    deploy()
     yield f"http://127.0.0.1:{port}"
     serve.shutdown()
+
+
+@pytest.fixture(scope="module")
+def address(serving: str, deploy: Deploy) -> str:
+    """Where a fleet of two readers answers over the sample corpus."""
+    deploy()
+    return serving
 
 
 @pytest.fixture

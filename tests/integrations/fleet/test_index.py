@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from ray import serve
 
 from rag_windows_retrievers import Document, Index
-from tests.integrations.fleet.conftest import KEYS, QUIET, Deploy, free_port
+from tests.integrations.fleet.conftest import KEYS, Deploy
 
 CHAT = "/v1/chat/completions"
 ASKED = {
@@ -19,13 +18,11 @@ ASKED = {
 }
 
 
-async def test_documents_of_a_fleet(deploy: Deploy, tmp_path: Path) -> None:
+async def test_documents_of_a_fleet(serving: str, deploy: Deploy, tmp_path: Path) -> None:
     Index(tmp_path / "index").add(Document("Zelwick Academy makes cheese.", "a/b", named=True))
-    port, options = free_port(), {"host": "127.0.0.1"}
-    serve.start(http_options={**options, "port": port}, logging_config=QUIET)
     deploy(index=str(tmp_path / "index"))
-    base, headers = f"http://127.0.0.1:{port}", {"Authorization": f"Bearer {KEYS['anna']}"}
-    async with httpx.AsyncClient(base_url=base, timeout=60, headers=headers) as client:
+    headers = {"Authorization": f"Bearer {KEYS['anna']}"}
+    async with httpx.AsyncClient(base_url=serving, timeout=60, headers=headers) as client:
 
         async def read() -> set[str]:
             answer = (await client.post(CHAT, json=ASKED)).json()["choices"][0]
@@ -49,4 +46,3 @@ async def test_documents_of_a_fleet(deploy: Deploy, tmp_path: Path) -> None:
         assert (await client.delete(f"/v1/files/{file['id']}")).json()["deleted"]
         passages = (await client.delete("/v1/passages/new")).json()
         assert (passages["passages"], passages["lasting"]) == (0, True)
-    serve.delete("fleet")
