@@ -5,8 +5,85 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
+from typing import overload
 
 import torch
+
+LARGEST = 127.0
+"""What the largest number of a channel is stored as, in 8 bits."""
+
+
+def pack(tensor: torch.Tensor, axis: int = -2) -> tuple[torch.Tensor, torch.Tensor]:
+    """Numbers in fp32 as int8, and their peaks along an axis: of keys, each channel's."""
+    # A channel of zeros, or of numbers too small to divide by, becomes zeros.
+    tiny = torch.finfo(torch.float32).tiny
+    peaks = tensor.abs().amax(dim=axis, keepdim=True).clamp_(min=tiny)
+    return (tensor / peaks).mul_(LARGEST).round_().to(torch.int8), peaks
+
+
+def unpacked(numbers: torch.Tensor, peaks: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Numbers of 8 bits as they are read: each is a 127th of its channel's peak."""
+    exact = torch.promote_types(dtype, torch.float32)
+    return numbers.to(exact).div_(LARGEST).mul_(peaks).to(dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class PackedTensors:
+    """Keys and values in 8 bits a number, those of one shape and dtype side by side.
+
+    Attributes:
+        groups: int8 numbers (n, kv heads, tokens, dim), their peaks (n, kv heads, 1, dim) in fp32,
+            and the dtype that they are read in.
+        places: of each tensor, keys before values, its group and its place in that.
+    """
+
+    groups: tuple[tuple[torch.Tensor, torch.Tensor, torch.dtype], ...]
+    places: tuple[tuple[int, int], ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of numbers and peaks."""
+        return sum(numbers.nbytes + peaks.nbytes for numbers, peaks, _ in self.groups)
+
+    def numbers(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Numbers (kv heads, tokens, dim) and peaks (kv heads, 1, dim) of a tensor, views."""
+        group, place = self.places[index]
+        numbers, peaks, _ = self.groups[group]
+        return numbers[place], peaks[place]
+
+    def tensor(self, index: int) -> torch.Tensor:
+        """A tensor as it is read."""
+        return unpacked(*self.numbers(index), self.groups[self.places[index][0]][2])
+
+
+@dataclass(frozen=True, slots=True)
+class PackedLayers(Sequence[torch.Tensor]):
+    """Keys or values by layer, each unpacked anew whenever it is asked for.
+
+    Attributes:
+        packed: where they are, and the others.
+        first: the place of the first layer among the tensors there.
+        layers: how many these are.
+    """
+
+    packed: PackedTensors
+    first: int
+    layers: int
+
+    def __len__(self) -> int:
+        return self.layers
+
+    @overload
+    def __getitem__(self, layer: int) -> torch.Tensor: ...
+
+    @overload
+    def __getitem__(self, layer: slice) -> tuple[torch.Tensor, ...]: ...
+
+    def __getitem__(self, layer: int | slice) -> torch.Tensor | tuple[torch.Tensor, ...]:
+        places = range(self.first, self.first + self.layers)[layer]
+        if isinstance(places, range):
+            return tuple(map(self.packed.tensor, places))
+        return self.packed.tensor(places)
 
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)
@@ -25,16 +102,17 @@ class Window:
         ids: its tokens.
         start: position of its first token: the prefix's length, or further where windows are not
             aligned on the left.
-        keys: per layer, (kv heads, tokens, head dim), in the model's dtype, rotated.
-        values: per layer, (kv heads, tokens, value dim).
+        keys: per layer, (kv heads, tokens, head dim), in the model's dtype, rotated; `PackedLayers`
+            where they are held in 8 bits a number.
+        values: per layer, (kv heads, tokens, value dim), as the keys.
         states: of layers, in any shape, behind the window's last token.
         layers: of a part of the model's own cache, which layer each of `tensors` is of; else empty.
     """
 
     ids: tuple[int, ...]
     start: int
-    keys: tuple[torch.Tensor, ...]
-    values: tuple[torch.Tensor, ...]
+    keys: Sequence[torch.Tensor]
+    values: Sequence[torch.Tensor]
     states: tuple[torch.Tensor, ...] = ()
     layers: tuple[int, ...] = ()
 
@@ -42,6 +120,18 @@ class Window:
     def tensors(self) -> tuple[torch.Tensor, ...]:
         """Keys, values and states."""
         return *self.keys, *self.values, *self.states
+
+    @property
+    def packed(self) -> PackedTensors | None:
+        """Keys and values in 8 bits a number, on the CPU; None where they are held as computed."""
+        return self.keys.packed if isinstance(self.keys, PackedLayers) else None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all that it holds."""
+        packed = self.packed
+        held = sum(tensor.nbytes for tensor in (self.tensors if packed is None else self.states))
+        return held + (0 if packed is None else packed.nbytes)
 
     def holding(self, tensors: Sequence[torch.Tensor]) -> Window:
         """The same with other tensors in place of these, such as copies of them."""

@@ -18,6 +18,7 @@ from typing import NamedTuple
 import torch
 
 from rag_windows.attention.merge import LOWEST
+from rag_windows.kv import pack, unpacked
 
 Part = tuple[torch.Tensor, torch.Tensor]
 """Keys (groups, kv heads, keys, head dim) and values (groups, kv heads, keys, value dim)."""
@@ -32,6 +33,8 @@ class AttentionRequest:
 
     Attributes:
         parts: at least one; the keys of a group are those of all parts, one behind the other.
+        peaks: of parts in 8 bits a number (`PackedTensors`), which are all or none: of each part
+            the peaks of its keys (1, kv heads, 1, head dim) and of its values, in fp32.
         scale: multiplies the logits, which ``softcap`` then caps and ``temperature`` divides.
         tokens: (groups * M,) int64, on the CPU: places in the query; None for all of it, in order.
         causal: the i-th of a group's tokens sees its first i + 1 keys; only with M keys in one
@@ -50,6 +53,7 @@ class AttentionRequest:
     causal: bool = False
     between: tuple[torch.Tensor, torch.Tensor] | None = None
     mask: torch.Tensor | None = None
+    peaks: Sequence[Part] | None = None
 
     @property
     def groups(self) -> int:
@@ -153,7 +157,7 @@ class OneByOne(Backend):
         asked = query if tokens is None else query[tokens.to(query.device)]
         asked = asked.unflatten(0, (request.groups, -1)).transpose(1, 2)
         # Parts are read where they stand: joining them would copy every key, every time.
-        each = zip(request.parts, _masks(request, query), strict=True)
+        each = zip(parts_of(request, query.dtype), _masks(request, query), strict=True)
         made = [self._in_steps(asked, part, request, mask) for part, mask in each]
         output, lse = made[0]
         lses = None
@@ -182,6 +186,15 @@ class OneByOne(Backend):
         made = [self._attend(query[:, :, one], part, request, mask[:, :, one]) for one in places]
         outputs, lses = [one for one, _ in made], [one for _, one in made]
         return torch.cat(outputs, dim=2), torch.cat(lses, dim=2)
+
+
+def parts_of(request: AttentionRequest, dtype: torch.dtype) -> Iterator[Part]:
+    """The parts as they are read, each unpacked when its turn comes."""
+    if request.peaks is None:
+        yield from request.parts
+        return
+    for (key, value), (of_key, of_value) in zip(request.parts, request.peaks, strict=True):
+        yield unpacked(key, of_key, dtype), unpacked(value, of_value, dtype)
 
 
 def _masks(request: AttentionRequest, query: torch.Tensor) -> Sequence[torch.Tensor | None]:
@@ -329,11 +342,14 @@ def calls_for(
         # What is too little for a call is found faster than what is served.
         if not left or not (often or backend.pays([requests[i] for i in left])):
             continue
-        served = [i for i in left if backend.serves(requests[i], query)]
-        taken = [requests[i] for i in served]
-        if taken and (often or backend.pays(taken)):
-            made.append((served, backend.prepare(taken, query)))
-            left = [i for i in left if i not in served]
+        serving = [i for i in left if backend.serves(requests[i], query)]
+        # No call reads both kinds of numbers.
+        for packed in (False, True):
+            served = [i for i in serving if (requests[i].peaks is not None) == packed]
+            taken = [requests[i] for i in served]
+            if taken and (often or backend.pays(taken)):
+                made.append((served, backend.prepare(taken, query)))
+                left = [i for i in left if i not in served]
     return made
 
 
@@ -368,10 +384,18 @@ def sound(request: AttentionRequest, query: torch.Tensor) -> bool:
         inside = (first >= 0).all() and (first < end).all() and (end <= length).all()
         if not (inside and len(first) == len(end) == groups and len(request.parts) == 1):
             return False
+    dtype = query.dtype if request.peaks is None else torch.int8
+    for peaks in request.peaks or ():
+        for one, size in zip(peaks, (dim, value_dim), strict=True):
+            fits = one.shape == (1, kv_heads, 1, size) and one.dtype == torch.float32
+            if not (fits and one.is_contiguous() and one.device == query.device):
+                return False
+    if request.peaks is not None and (groups > 1 or len(request.peaks) != len(request.parts)):
+        return False
     for key, value in request.parts:
         if not (
             key.device == value.device == query.device
-            and key.dtype == value.dtype == query.dtype
+            and key.dtype == value.dtype == dtype
             and key.shape[2] > 0
             and key.shape == (groups, kv_heads, key.shape[2], dim)
             and value.shape == (groups, kv_heads, key.shape[2], value_dim)
@@ -382,6 +406,8 @@ def sound(request: AttentionRequest, query: torch.Tensor) -> bool:
 
 TOLERANCE = {torch.float32: 1e-4, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 LSE_TOLERANCE = 3e-4
+PACKED_TOLERANCE = 8e-3
+"""Of log-sum-exps over parts in 8 bits a number, which a kernel may round to the query's dtype."""
 
 
 def agrees(
@@ -391,14 +417,18 @@ def agrees(
     dims: tuple[int, int],
     *,
     softcap: float | None,
+    packed: bool = False,
 ) -> bool:
     """Whether a kernel answers small questions as the reference does in float64.
 
     They are of few and of many windows with gaps, a text that sees itself, row caches of several
     lengths, and one to 33 tokens of grouped heads; ``dims`` are those of heads and of values.
-    ``answer`` gives the log-sum-exps of the parts, too.
+    ``answer`` gives the log-sum-exps of the parts, too. ``packed`` asks over parts in 8 bits.
     """
+    tolerance = PACKED_TOLERANCE if packed else LSE_TOLERANCE
     for requests, query in _questions(device, dtype, dims, softcap):
+        if packed:
+            requests = [in_8_bits(one) for one in requests if one.groups == 1 and not one.causal]
         found, right = answer(requests, query), [_exact(one, query) for one in requests]
         output = torch.cat([one.output.float() for one in right])
         lse = torch.cat([one.lse.float() for one in right])
@@ -409,15 +439,26 @@ def agrees(
                 pairs.append((own, (one.lse[None] if expected is None else expected).float()))
         if not torch.allclose(found.output.float(), output, atol=TOLERANCE[dtype]):
             return False
-        if not all(torch.allclose(one, two, atol=LSE_TOLERANCE) for one, two in pairs):
+        if not all(torch.allclose(one, two, atol=tolerance) for one, two in pairs):
             return False
     return True
 
 
 def _exact(request: AttentionRequest, query: torch.Tensor) -> AttentionAnswer:
     """The answer of the reference in fp64, whatever fp32 products or autocast are set to."""
-    parts = [(key.double(), value.double()) for key, value in request.parts]
-    return reference([replace(request, parts=parts)], query.double(), per_part=True)
+    parts = [(key.double(), value.double()) for key, value in parts_of(request, torch.float64)]
+    exact = replace(request, parts=parts, peaks=None)
+    return reference([exact], query.double(), per_part=True)
+
+
+def in_8_bits(request: AttentionRequest) -> AttentionRequest:
+    """The same over parts in 8 bits a number, each with peaks of its own."""
+    parts, peaks = [], []
+    for part in request.parts:
+        packed = [pack(tensor.float()) for tensor in part]
+        parts.append((packed[0][0], packed[1][0]))
+        peaks.append((packed[0][1], packed[1][1]))
+    return replace(request, parts=parts, peaks=peaks)
 
 
 def _questions(

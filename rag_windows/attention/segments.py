@@ -35,18 +35,44 @@ from rag_windows.kv import Window
 
 
 class LazyParts(dict[int, Sequence[Part]]):
-    """Stretches of windows as parts by layer, views that are made when they are first asked for."""
+    """Stretches of windows as parts by layer, views that are made when they are first asked for.
+
+    Attributes:
+        packed: whether they are in 8 bits a number, as all windows are or none is.
+    """
 
     def __init__(self, stretches: Sequence[tuple[Window, slice]]) -> None:
         super().__init__()
         self._stretches = stretches
+        self.packed = all(window.packed is not None for window, _ in stretches)
+        self._peaks: dict[int, Sequence[Part]] = {}
 
     def __missing__(self, layer: int) -> Sequence[Part]:
+        if self.packed:
+            self._take_packed(layer)
+            return self[layer]
         made = self[layer] = [
             (window.keys[layer][None, :, place], window.values[layer][None, :, place])
             for window, place in self._stretches
         ]
         return made
+
+    def _take_packed(self, layer: int) -> None:
+        parts, peaks = [], []
+        for window, place in self._stretches:
+            if (packed := window.packed) is not None:
+                key, of_key = packed.numbers(layer)
+                value, of_value = packed.numbers(len(window.keys) + layer)
+                parts.append((key[None, :, place], value[None, :, place]))
+                peaks.append((of_key[None], of_value[None]))
+        self[layer], self._peaks[layer] = parts, peaks
+
+    def peaks(self, layer: int) -> Sequence[Part] | None:
+        """Of parts in 8 bits a number, the peaks of their keys and values; see `AttentionRequest`.
+
+        The layer's parts were asked for before.
+        """
+        return self._peaks.get(layer)
 
 
 @dataclass(eq=False, slots=True)
@@ -281,8 +307,10 @@ def request_for(
     """
     rows, near, seen = asked.rows, asked.sliding_window, segment.seen
     parts = segment.layers[asked.layer]
+    layers = segment.layers
+    peaks = layers.peaks(asked.layer) if isinstance(layers, LazyParts) else None
     request = AttentionRequest(
-        parts, asked.scale, asked.softcap, segment.temperature, segment.tokens
+        parts, asked.scale, asked.softcap, segment.temperature, segment.tokens, peaks=peaks
     )
     if near is not None and rows.lowest - segment.last >= near:
         return None, []
@@ -309,6 +337,7 @@ def request_for(
     if not any(hidden) and all(lengths):
         return request, None
     places = [i for i, length in enumerate(lengths) if length > hidden[i]]
+    request.peaks = None if peaks is None else [peaks[i] for i in places]
     request.parts = [
         (parts[i][0][:, :, hidden[i] :], parts[i][1][:, :, hidden[i] :]) for i in places
     ]

@@ -9,12 +9,11 @@ from typing import Any
 import torch
 
 from rag_windows.errors import CacheError, InputError
-from rag_windows.kv import Window
+from rag_windows.kv import PackedLayers, PackedTensors, Window, pack, unpacked
 
 EXACT, INT8 = STORES = ("as computed", "int8")
 """Names of the stored forms."""
 
-_LARGEST = 127.0
 _SHORTEST_ROW = 16  # of a state, in numbers: the scale of a shorter one would take too much
 
 
@@ -36,7 +35,7 @@ class Entry:
     @property
     def nbytes(self) -> int:
         """Bytes of all its keys and values."""
-        return sum(tensor.nbytes for tensor in self.window.tensors)
+        return self.window.nbytes
 
     def expired(self, now: float) -> bool:
         """Whether it may no longer be used at unix time `now`; always if its time is NaN."""
@@ -61,6 +60,8 @@ def check_store(store: str) -> str:
 def encode(store: str, window: Window) -> Stored:
     """The stored form of a window without NaN and infinity; its tensors may be the window's own."""
     layers = len(window.keys)
+    if store == INT8 and window.packed is not None:
+        return _of_packed(window.packed, layers)
     # What is of the model's own cache says of which layer it is.
     more = {"of": window.layers} if window.layers else {}
     if store == EXACT:
@@ -70,8 +71,14 @@ def encode(store: str, window: Window) -> Stored:
 
 
 def decode(store: str, stored: Stored, ids: tuple[int, ...], start: int) -> Window:
-    """A window in its first dtype; its tensors may be the stored ones."""
+    """A window in its first dtype; its tensors may be the stored ones.
+
+    On a CPU, keys and values of 8 bits stay packed until they are read.
+    """
     layers: Any = stored.description.get("layers")
+    if store == INT8 and (packed := _packed(stored, layers, len(ids))) is not None:
+        keys_of, values_of = PackedLayers(packed, 0, layers), PackedLayers(packed, layers, layers)
+        return Window(ids, start, keys_of, values_of)
     try:
         tensors = stored.tensors if store == EXACT else _from_int8(stored)
         of = tuple(map(int, stored.description.get("of", ())))
@@ -126,10 +133,7 @@ def _as_int8(
     stored: list[torch.Tensor] = []
     for (*_, axis), indices in groups.items():
         wide = torch.stack([tensors[index] for index in indices]).to(torch.float32)
-        # A channel of zeros, or of numbers too small to divide by, becomes zeros.
-        tiny = torch.finfo(torch.float32).tiny
-        peak = wide.abs().amax(dim=axis, keepdim=True).clamp_(min=tiny)
-        stored += [(wide / peak).mul_(_LARGEST).round_().to(torch.int8), peak]
+        stored += pack(wide, axis)
     described = {
         "groups": list(groups.values()),
         "dtypes": [str(dtype).removeprefix("torch.") for dtype, *_ in groups],
@@ -145,9 +149,50 @@ def _from_int8(stored: Stored) -> tuple[torch.Tensor, ...]:
     tensors = dict(zip(left, stored.tensors[2 * len(groups) :], strict=True))
     pairs = zip(packed[::2], packed[1::2], strict=True)
     for indices, name, (small, peak) in zip(groups, dtypes, pairs, strict=True):
-        whole = small.to(torch.float32).div_(_LARGEST).mul_(peak).to(getattr(torch, name))
+        whole = unpacked(small, peak, getattr(torch, name))
         tensors.update(zip(indices, whole.unbind(), strict=True))
     return tuple(tensors[index] for index in range(len(tensors)))
+
+
+def _of_packed(packed: PackedTensors, layers: int) -> Stored:
+    """The stored form of what is packed already, as `_as_int8` makes it."""
+    groups: list[list[int]] = [[] for _ in packed.groups]
+    for index, (group, _) in enumerate(packed.places):
+        groups[group].append(index)
+    dtypes = [str(dtype).removeprefix("torch.") for *_, dtype in packed.groups]
+    tensors = tuple(tensor for *both, _ in packed.groups for tensor in both)
+    return Stored(tensors, {"layers": layers, "groups": groups, "dtypes": dtypes})
+
+
+def _packed(stored: Stored, layers: Any, tokens: int) -> PackedTensors | None:
+    """Keys and values that can be read as they are stored; None for what is to be unpacked.
+
+    That is what is no entry of keys and values alone, lies on an accelerator, or can't be right.
+    """
+    about, tensors = stored.description, stored.tensors
+    if type(layers) is not int or "of" in about or about.get("left"):
+        return None
+    try:
+        groups, dtypes = about["groups"], [getattr(torch, name) for name in about["dtypes"]]
+        pairs = [*zip(tensors[::2], tensors[1::2], dtypes, strict=True)]
+        places = {
+            index: (group, place)
+            for group, indices in enumerate(groups)
+            for place, index in enumerate(indices)
+        }
+        sizes = [len(indices) for indices in groups]
+    except (TypeError, ValueError, KeyError, AttributeError):
+        return None
+    for (numbers, peaks, dtype), size in zip(pairs, sizes, strict=False):
+        fits = numbers.ndim == peaks.ndim == 4 and numbers.shape[0] == size
+        fits = fits and numbers.shape[2] == tokens and numbers.dtype == torch.int8
+        fits = fits and peaks.shape == (*numbers.shape[:2], 1, numbers.shape[3])
+        fits = fits and peaks.dtype == torch.float32 and numbers.device.type == "cpu"
+        if not (fits and isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+            return None
+    if len(sizes) != len(pairs) or sum(sizes) != 2 * layers or {*places} != {*range(2 * layers)}:
+        return None
+    return PackedTensors(tuple(pairs), tuple(places[index] for index in range(2 * layers)))
 
 
 def is_finite(window: Window) -> bool:

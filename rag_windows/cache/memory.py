@@ -32,7 +32,7 @@ class MemoryTier(Tier):
     """
 
     def __init__(self, limit_bytes: int, store: str = EXACT, device: torch.device = HOST) -> None:
-        # With its window if decoding costs nothing, else beside its stored form and without keys.
+        # With its window if that is read as it is stored, else beside that form, without keys.
         self._held: dict[str, tuple[Entry, Stored | None]] = {}
         self._device = device
         self._pin = device.type == "cpu" and torch.cuda.is_available()
@@ -76,7 +76,7 @@ class MemoryTier(Tier):
         size += sys.getsizeof(window.ids) + 32 * len(window.ids)
         size += sum(sys.getsizeof(label) for label in entry.labels)
         held: tuple[Entry, Stored | None] = self._decoded(entry, stored), None
-        if self._store != EXACT:
+        if self._store != EXACT and held[0].window.packed is None:
             held = replace(entry, window=replace(window, keys=(), values=(), states=())), stored
         with self._lock:
             victims = None if self._closed else self._policy.admit(key, size, entry.cost_s)
@@ -122,10 +122,18 @@ class MemoryTier(Tier):
         self.clear()
 
     def __contains__(self, key: str) -> bool:
+        return self._entry(key) is not None
+
+    def as_read(self, key: str) -> bool:
+        """Whether an entry is there, and takes no further memory when it is read."""
+        held = self._entry(key)
+        return held is not None and held[1] is None
+
+    def _entry(self, key: str) -> tuple[Entry, Stored | None] | None:
         check_key(key)
         with self._lock:
             held = self._held.get(key)
-        return held is not None and not held[0].expired(time.time())
+        return None if held is None or held[0].expired(time.time()) else held
 
     def _late(self, now: float) -> list[str]:
         with self._lock:
@@ -204,6 +212,8 @@ _device_of = attrgetter("device")
 def placed(window: Window, devices: Sequence[torch.device]) -> Window:
     """A window whose layers are on these devices, one a layer of the model; itself if they are."""
     wanted = window.placed_on(devices)
+    if window.packed is not None and all(device.type == "cpu" for device in wanted):
+        return window
     return window if [*map(_device_of, window.tensors)] == wanted else _in_blocks(window, wanted)
 
 
@@ -226,6 +236,8 @@ def compact(window: Window) -> Window:
 
 def to_host(window: Window) -> Window:
     """A compact window in host memory, by a stream of its own into pinned memory from CUDA."""
+    if window.packed is not None:
+        return window
     device, host = window.tensors[0].device, [HOST] * len(window.tensors)
     if device.type != "cuda":
         on_host = all(tensor.device == HOST for tensor in window.tensors)

@@ -521,9 +521,7 @@ class PassageCache:
         tier = self._accelerator(device)
         if tier is None and device.type == "cpu":
             tier = self.memory
-        if tier is None or self.store != EXACT:
-            return set()
-        return {key for key in keys if key in tier}
+        return set() if tier is None else {key for key in keys if tier.as_read(key)}
 
     def quick(self, keys: Sequence[str], device: torch.device | None = None) -> dict[str, Entry]:
         """Entries on the accelerator and in host memory; the former takes in what is worth it."""
@@ -632,7 +630,9 @@ class PassageCache:
         `epoch` is that in which its encoding began; `done` is called when the entry is stored or
         given up; with `wait`, it waits while too much is queued, and else is not written.
         """
-        on_host = all(tensor.device.type == "cpu" for tensor in entry.window.tensors)
+        on_host = entry.window.packed is not None or all(
+            tensor.device.type == "cpu" for tensor in entry.window.tensors
+        )
         near = self._near(device)
         far: list[AnyTier] = [] if self.disk is None else [self.disk]
         if not on_host and self.memory is not None:

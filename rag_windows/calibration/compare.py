@@ -454,7 +454,7 @@ class _Measuring:
                 context = self._in_order(ready.in_order.with_method(method))
             if not context.cached_tokens:
                 self.encode_s[key] = time.perf_counter() - begun
-            size = sum(tensor.nbytes for one in context.each for tensor in one.tensors)
+            size = sum(one.nbytes for one in context.each)
             self.latest = {key: context}  # which the next settings ask for as well
             if size <= self.bytes_left:
                 self.bytes_left -= size

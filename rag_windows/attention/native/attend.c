@@ -1,6 +1,6 @@
 /* Attention of some rows over many keys, with its log-sum-exp, on a CPU.
 
-   Made for ELEMENT, DIM (head dim) and VALUE_DIM, multiples of 16, by `kernel.py`. A task is a
+   Made for ELEMENT, DIM (head dim), VALUE_DIM, multiples of 16, and PACKED, by `kernel.py`. A task is a
    tile of one item's rows, one kv head, and one share of the item's chunks, so that keys and values
    come from memory once for all rows of a tile. Shares are merged by log-sum-exp behind a barrier. */
 
@@ -14,7 +14,11 @@
 
 /* Columns of `items` and `segments`, as `kernel.py` writes them; strides count elements. */
 enum { SEGMENT, SEGMENTS, CHUNKS, FIRST, TOKENS, CAUSAL, CHUNK_ROWS, PART_ROWS, ITEM_FIELDS };
-enum { KEY, VALUE, KEYS, KEY_HEAD, KEY_TOKEN, VALUE_HEAD, VALUE_TOKEN, SEGMENT_FIELDS };
+enum {
+    KEY, VALUE, KEYS, KEY_HEAD, KEY_TOKEN, VALUE_HEAD, VALUE_TOKEN,
+    KEY_PEAK, VALUE_PEAK, /* (kv heads, DIM or VALUE_DIM) floats; 0 where nothing is PACKED */
+    SEGMENT_FIELDS
+};
 
 /* Whether many rows are served well, too. */
 const int rag_windows_many = MANY;
@@ -67,8 +71,20 @@ static void note_chunk(const state *at, int rows, int64_t number, const chunk_ls
 }
 
 /* Where the keys (KEY) or values (VALUE) of a kv head begin. */
-INLINE const element *first_of(const int64_t *segment, int which, int64_t head) {
-    return (const element *)segment[which] + head * segment[which == KEY ? KEY_HEAD : VALUE_HEAD];
+INLINE const stored *first_of(const int64_t *segment, int which, int64_t head) {
+    return (const stored *)segment[which] + head * segment[which == KEY ? KEY_HEAD : VALUE_HEAD];
+}
+
+/* The peaks of a kv head's keys become part of the queries, where few rows read them. */
+static void take_peaks(state *at, int rows, const float *of_keys) {
+#if PACKED
+#if MANY
+    if (rows >= PAIRS_FROM) return;
+#endif
+    few_scale(&at->few, rows, of_keys);
+#else
+    (void)at, (void)rows, (void)of_keys;
+#endif
 }
 
 /* The chunks `begin` to `end` of some segments, counted through all of them. */
@@ -82,11 +98,14 @@ static void read_chunks(
         int64_t chunks = chunks_of(in);
         int64_t from = begin > first ? begin - first : 0;
         int64_t to = end - first < chunks ? end - first : chunks;
+        const float *of_keys = (const float *)in[KEY_PEAK] + head * DIM;
+        const float *of_values = (const float *)in[VALUE_PEAK] + head * VALUE_DIM;
+        if (from < to) take_peaks(at, rows, of_keys);
         for (int64_t c = from; c < to && before + c * CHUNK < most; c++) {
             int64_t key = c * CHUNK, keys = in[KEYS] - key < CHUNK ? in[KEYS] - key : CHUNK;
-            const element *keys_at = first_of(in, KEY, head) + key * in[KEY_TOKEN];
-            const element *values_at = first_of(in, VALUE, head) + key * in[VALUE_TOKEN];
-            const element *next_key = NULL, *next_value = NULL;
+            const stored *keys_at = first_of(in, KEY, head) + key * in[KEY_TOKEN];
+            const stored *values_at = first_of(in, VALUE, head) + key * in[VALUE_TOKEN];
+            const stored *next_key = NULL, *next_value = NULL;
             if (c + 1 < to) {
                 next_key = keys_at + CHUNK * in[KEY_TOKEN];
                 next_value = values_at + CHUNK * in[VALUE_TOKEN];
@@ -95,7 +114,7 @@ static void read_chunks(
                 next_value = first_of(segments[1], VALUE, head);
             }
             chunk of = {
-                keys_at, values_at, next_key, next_value,
+                keys_at, values_at, next_key, next_value, of_keys, of_values,
                 in[KEY_TOKEN], in[VALUE_TOKEN], keys, before + key, by,
             };
             for (int r = 0; r < rows; r++) at->rows.newest[r] = 0.0f;

@@ -14,7 +14,7 @@
 
 typedef struct {
     element raw[TILE][DIM];
-    float query[TILE][DIM];
+    float query[TILE][DIM]; /* times the peaks of the keys that are read, where they are PACKED */
     float scores[FEW_ROWS][CHUNK];
 } few_work;
 
@@ -22,12 +22,12 @@ typedef struct {
 INLINE void few_scores(few_work *in, int row, int rows, int64_t first, int n, const chunk *of) {
     floats all[LANES];
     UNROLLED for (int i = 0; i < rows * n; i++) all[i] = (floats){};
-    const element *key = of->key + first * of->key_step;
+    const stored *key = of->key + first * of->key_step;
     /* Meanwhile memory brings what is read next. */
     if (row == 0 && of->next_key)
         for (int k = 0; k < n; k++) fetch(of->next_key + (first + k) * of->key_step, DIM);
     int d = 0;
-#ifdef PAIRED
+#if defined(PAIRED) && !PACKED
     for (; d + 2 * LANES <= DIM; d += 2 * LANES)
         UNROLLED for (int k = 0; k < n; k++)
             UNROLLED for (int r = 0; r < rows; r++)
@@ -36,7 +36,7 @@ INLINE void few_scores(few_work *in, int row, int rows, int64_t first, int n, co
 #endif
     for (; d < DIM; d += LANES)
         UNROLLED for (int k = 0; k < n; k++) {
-            floats wide = widened(key + k * of->key_step + d);
+            floats wide = taken_from(key + k * of->key_step + d);
             UNROLLED for (int r = 0; r < rows; r++)
                 all[r * n + k] += wide * load(in->query[row + r] + d);
         }
@@ -57,7 +57,7 @@ static void few_scores_left(
         for (int r = 0; r < rows; r++) {
             floats all = {};
             for (int d = 0; d < DIM; d += LANES)
-                all += widened(of->key + j * of->key_step + d) * load(in->query[row + r] + d);
+                all += taken_from(of->key + j * of->key_step + d) * load(in->query[row + r] + d);
             in->scores[r][j] = sum(all);
         }
 }
@@ -72,22 +72,31 @@ INLINE void few_products(few_work *in, int row, int rows, int64_t keys, const ch
 INLINE void few_mix(
     rows_state *at, few_work *in, int row, int rows, int64_t keys, const chunk *of, int d, int vectors
 ) {
-    const element *value = of->value + d;
+    const stored *value = of->value + d;
     floats sums[FEW_ROWS][FEW_VECTORS];
     UNROLLED for (int r = 0; r < rows; r++)
         UNROLLED for (int v = 0; v < vectors; v++)
+#if PACKED
+            sums[r][v] = (floats){};
+#else
             sums[r][v] = load(at->output[row + r] + d + v * LANES);
+#endif
     for (int64_t j = 0; j < keys; j++, value += of->value_step) {
         if (row == 0 && d == 0 && of->next_value)
             fetch(of->next_value + j * of->value_step, VALUE_DIM);
         UNROLLED for (int v = 0; v < vectors; v++) {
-            floats wide = widened(value + v * LANES);
+            floats wide = taken_from(value + v * LANES);
             UNROLLED for (int r = 0; r < rows; r++) sums[r][v] += wide * in->scores[r][j];
         }
     }
     UNROLLED for (int r = 0; r < rows; r++)
-        UNROLLED for (int v = 0; v < vectors; v++)
-            store(at->output[row + r] + d + v * LANES, sums[r][v]);
+        UNROLLED for (int v = 0; v < vectors; v++) {
+            float *to = at->output[row + r] + d + v * LANES;
+#if PACKED
+            sums[r][v] = load(to) + sums[r][v] * load(of->value_peak + d + v * LANES) * OF_PEAK;
+#endif
+            store(to, sums[r][v]);
+        }
 }
 
 /* `rows` is constant where this is inlined. */
@@ -106,6 +115,15 @@ static void few_query(few_work *in, int row, const element *query) {
     memcpy(in->raw[row], query, sizeof in->raw[row]);
     for (int d = 0; d < DIM; d += LANES) store(in->query[row] + d, widened(query + d));
 }
+
+#if PACKED
+/* The queries times the peaks of keys that are read next. */
+static void few_scale(few_work *in, int rows, const float *peak) {
+    for (int r = 0; r < rows; r++)
+        for (int d = 0; d < DIM; d += LANES)
+            store(in->query[r] + d, widened(in->raw[r] + d) * load(peak + d) * OF_PEAK);
+}
+#endif
 
 static void few_read(rows_state *at, few_work *in, int rows, const chunk *of) {
     int row = 0;

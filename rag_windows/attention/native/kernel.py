@@ -60,21 +60,29 @@ class Kernel:
     many: bool
 
 
-def kernel(dtype: torch.dtype, dim: int, value_dim: int) -> Kernel | None:
+def kernel(dtype: torch.dtype, dim: int, value_dim: int, packed: bool = False) -> Kernel | None:
     """The kernel for one dtype, head dim and value dim, built by the first call; for any thread.
+
+    With ``packed``, keys and values are in 8 bits a number.
 
     None where it is switched off (`build.VARIABLE`), is not made for such sizes, can't be built on
     this machine, or answers otherwise than the reference.
     """
-    return None if build.switched_off() else _kernels((dtype, dim, value_dim))
+    return None if build.switched_off() else _kernels((dtype, dim, value_dim, packed))
 
 
-def _checked(asked: tuple[torch.dtype, int, int]) -> Kernel | None:
-    dtype, dim, value_dim = asked
+def _checked(asked: tuple[torch.dtype, int, int, bool]) -> Kernel | None:
+    dtype, dim, value_dim, packed = asked
     fitting = all(0 < size <= MAX_DIM and size % 16 == 0 for size in (dim, value_dim))
     if dtype not in build.ELEMENTS or not fitting:
         return None
-    loaded = build.library("attend.c", ELEMENT=build.ELEMENTS[dtype], DIM=dim, VALUE_DIM=value_dim)
+    loaded = build.library(
+        "attend.c",
+        ELEMENT=build.ELEMENTS[dtype],
+        DIM=dim,
+        VALUE_DIM=value_dim,
+        PACKED=int(packed),
+    )
     if loaded is None:
         return None
     entry: Any = loaded.rag_windows_attend
@@ -92,7 +100,8 @@ def _checked(asked: tuple[torch.dtype, int, int]) -> Kernel | None:
         return NativeCall(requests, query, made)(query, per_part=True)
 
     sizes, device = (dim, value_dim), torch.device("cpu")
-    if not all(agrees(answer, device, dtype, sizes, softcap=cap) for cap in (None, 3.0)):
+    about = dtype, sizes
+    if not all(agrees(answer, device, *about, softcap=cap, packed=packed) for cap in (None, 3.0)):
         logger.warning("The CPU kernel for %s differs from the reference.", dtype)
         return None
     return made
@@ -113,7 +122,7 @@ class NativeBackend(Backend):
         if not all(key.stride(3) == value.stride(3) == 1 for key, value in request.parts):
             return False
         key, value = request.parts[0]
-        made = kernel(query.dtype, key.shape[3], value.shape[3])
+        made = kernel(query.dtype, key.shape[3], value.shape[3], request.peaks is not None)
         tokens = len(query) if request.tokens is None else len(request.tokens)
         rows = tokens // request.groups * (query.shape[1] // key.shape[1])
         return made is not None and (made.many or (not request.causal and rows <= MOST_ROWS))
@@ -138,7 +147,7 @@ class NativeCall:
         table: (groups of all, 8) int64: each one's first segment, their number, their chunks, its
             first result, their number, whether it is causal; results times chunks, and results
             times segments, of the groups before it.
-        segments: (segments, 7) int64: addresses, keys and strides.
+        segments: (segments, 9) int64: addresses, keys, strides, and addresses of peaks or 0.
         settings: (groups of all, 3) float: scale, soft cap (0 for none) and 1 / temperature.
         order: (results,) int64, the token of each result.
         shares: into which a group's keys may be cut.
@@ -148,15 +157,17 @@ class NativeCall:
         self, requests: Sequence[AttentionRequest], query: torch.Tensor, made: Kernel | None = None
     ) -> None:
         self._parts = [part for one in requests for part in one.parts]
+        self._peaks = [peaks for one in requests for peaks in one.peaks or ()]
         key, value = self._parts[0]
-        self.dtype, self.kv_heads, self.dim = key.dtype, key.shape[1], key.shape[3]
+        self.dtype, self.kv_heads, self.dim = query.dtype, key.shape[1], key.shape[3]
         self.value_dim = value.shape[3]
         if any(one.shape[3] != self.value_dim for _, one in self._parts):
             raise RagWindowsError(
                 "The CPU kernel got values of several sizes. This is a bug in "
                 "rag-windows: please report it."
             )
-        self.made = made or cast(Kernel, kernel(self.dtype, self.dim, self.value_dim))
+        sizes_of = self.dtype, self.dim, self.value_dim, bool(self._peaks)
+        self.made = made or cast(Kernel, kernel(*sizes_of))
         places = [one.places(query) for one in requests]
         sizes = zip(requests, map(len, places), strict=True)
         self._shapes = [(one.groups, len(one.parts), tokens) for one, tokens in sizes]
@@ -164,7 +175,7 @@ class NativeCall:
         first = result = 0
         for request, (groups, parts, tokens) in zip(requests, self._shapes, strict=True):
             rows = _segments(request)
-            segments.append(rows.reshape(-1, 7))
+            segments.append(rows.reshape(-1, 9))
             readers = tokens // groups
             table = np.empty((groups, 8), dtype=np.int64)
             index = np.arange(groups)
@@ -270,9 +281,12 @@ class NativeCall:
 
 
 def _segments(request: AttentionRequest) -> np.ndarray:
-    """(groups, parts, 7) int64: addresses, keys and strides of a request's parts."""
+    """(groups, parts, 9) int64: addresses, keys, strides and peaks of a request's parts."""
     if request.groups == 1 and request.between is None:
         # Windows may be hundreds, and each layer has its own.
+        peaks = ((0, 0) for _ in request.parts)
+        if request.peaks is not None:
+            peaks = ((key.data_ptr(), value.data_ptr()) for key, value in request.peaks)
         rows = [
             (
                 key.data_ptr(),
@@ -280,18 +294,19 @@ def _segments(request: AttentionRequest) -> np.ndarray:
                 key.shape[2],
                 *key.stride()[1:3],
                 *value.stride()[1:3],
+                *of_part,
             )
-            for key, value in request.parts
+            for (key, value), of_part in zip(request.parts, peaks, strict=True)
         ]
         return np.array([rows], dtype=np.int64)
-    made = np.empty((request.groups, len(request.parts), 7), dtype=np.int64)
+    made = np.zeros((request.groups, len(request.parts), 9), dtype=np.int64)
     for place, part in enumerate(request.parts):
         _fill(made[:, place], part, request.between)
     return made
 
 
 def _fill(rows: np.ndarray, part: Part, between: tuple[torch.Tensor, torch.Tensor] | None) -> None:
-    """Write a part's addresses, keys and strides into (groups, 7) rows of the segments' table."""
+    """Write a part's addresses, keys and strides into (groups, 9) rows of the segments' table."""
     first: Any = 0
     keys: Any = part[0].shape[2]
     if between is not None:

@@ -115,6 +115,36 @@ INLINE void transpose(__m512i of[LANES]) {
     UNROLLED for (int i = 0; i < LANES; i++) of[i] = t[i];
 }
 
+#if PACKED
+/* LANES numbers of 8 bits as they are read, rounded to bfloat16. */
+INLINE __m256i unpacked(const stored *from, const float *peak) {
+    return (__m256i)_mm512_cvtneps_pbh((__m512)(taken_from(from) * (load(peak) * OF_PEAK)));
+}
+#endif
+
+/* Up to LANES pairs of a key, zeros behind them. */
+INLINE __m512i pairs_of(const chunk *of, int64_t key, int d, int pairs) {
+    const stored *from = of->key + key * of->key_step + 2 * d;
+#if PACKED
+    __m256i low = unpacked(from, of->key_peak + 2 * d);
+    __m256i high = pairs == LANES ? unpacked(from + LANES, of->key_peak + 2 * d + LANES)
+                                  : _mm256_setzero_si256();
+    return _mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1);
+#else
+    return _mm512_maskz_loadu_epi32((__mmask16)((1u << pairs) - 1), from);
+#endif
+}
+
+/* LANES numbers of a value. */
+INLINE __m256i value_of(const chunk *of, int64_t key, int d) {
+    const stored *from = of->value + key * of->value_step + d;
+#if PACKED
+    return unpacked(from, of->value_peak + d);
+#else
+    return _mm256_loadu_si256((const void *)from);
+#endif
+}
+
 /* Keys and values of a chunk in pairs; zeros behind the last one, whose weight is 0. */
 static void many_pack(many_work *in, const chunk *of) {
     for (int64_t j = 0; j < CHUNK && j < (of->keys + STRETCH - 1) / STRETCH * STRETCH; j += LANES)
@@ -122,26 +152,21 @@ static void many_pack(many_work *in, const chunk *of) {
             const int pairs = DIM / 2 - d < LANES ? DIM / 2 - d : LANES;
             __m512i block[LANES];
             UNROLLED for (int k = 0; k < LANES; k++)
-                block[k] = j + k < of->keys
-                    ? _mm512_maskz_loadu_epi32(
-                          (__mmask16)((1u << pairs) - 1), of->key + (j + k) * of->key_step + 2 * d
-                      )
-                    : _mm512_setzero_si512();
+                block[k] =
+                    j + k < of->keys ? pairs_of(of, j + k, d, pairs) : _mm512_setzero_si512();
             transpose(block);
             for (int i = 0; i < pairs; i++) _mm512_storeu_si512(in->key[d + i] + j, block[i]);
         }
     const __m256i nothing = _mm256_setzero_si256();
-    for (int64_t j = 0; j < padded(of->keys); j += 2) {
-        const element *first = of->value + j * of->value_step, *second = first + of->value_step;
+    for (int64_t j = 0; j < padded(of->keys); j += 2)
         for (int d = 0; d < VALUE_DIM; d += LANES) {
-            __m256i low = j < of->keys ? _mm256_loadu_si256((const void *)(first + d)) : nothing;
-            __m256i high = j + 1 < of->keys ? _mm256_loadu_si256((const void *)(second + d)) : nothing;
+            __m256i low = j < of->keys ? value_of(of, j, d) : nothing;
+            __m256i high = j + 1 < of->keys ? value_of(of, j + 1, d) : nothing;
             __m512i shifted = _mm512_slli_epi32(_mm512_cvtepu16_epi32(high), 16);
             _mm512_storeu_si512(
                 in->value[j / 2] + d, _mm512_or_si512(_mm512_cvtepu16_epi32(low), shifted)
             );
         }
-    }
 }
 
 static void many_read(rows_state *at, many_work *in, int rows, const chunk *of) {

@@ -15,8 +15,9 @@ typedef struct {
 } setting;
 
 typedef struct {
-    const element *key, *value;
-    const element *next_key, *next_value; /* of the chunk that is read behind this one, or NULL */
+    const stored *key, *value;
+    const stored *next_key, *next_value; /* of the chunk that is read behind this one, or NULL */
+    const float *key_peak, *value_peak;  /* of their channels, where they are PACKED */
     int64_t key_step, value_step; /* in elements */
     int64_t keys, before;         /* 1 to CHUNK keys, and the item's in front of them */
     setting by;

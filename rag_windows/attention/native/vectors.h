@@ -4,7 +4,7 @@
 #include <stdint.h>
 #include <string.h>
 
-#if defined(__AVX512F__) || defined(__FMA__) || defined(__F16C__)
+#if defined(__AVX512F__) || defined(__AVX2__) || defined(__FMA__) || defined(__F16C__)
 #include <immintrin.h>
 #endif
 
@@ -43,6 +43,18 @@ typedef _Float16 element;
 typedef _Float16 halves __attribute__((vector_size(2 * LANES)));
 #endif
 
+/* What keys and values are stored in. PACKED: 8 bits a number, a 127th of its channel's peak. */
+#ifndef PACKED
+#define PACKED 0
+#endif
+#if PACKED
+typedef int8_t stored;
+typedef int8_t bytes __attribute__((vector_size(LANES)));
+#define OF_PEAK (1.0f / 127.0f)
+#else
+typedef element stored;
+#endif
+
 INLINE floats load(const float *from) {
     floats made;
     memcpy(&made, from, sizeof made);
@@ -50,7 +62,7 @@ INLINE floats load(const float *from) {
 }
 
 /* Has memory bring so many numbers; harmless where there are none. */
-INLINE void fetch(const element *from, int numbers) {
+INLINE void fetch(const stored *from, int numbers) {
     for (int i = 0; i < numbers * (int)sizeof *from; i += 64)
         __builtin_prefetch((const char *)((uintptr_t)from + i), 0, 2);
 }
@@ -84,6 +96,23 @@ INLINE floats widened(const element *from) {
 #else
     return __builtin_convertvector(half, floats);
 #endif
+#endif
+}
+
+/* As many stored numbers. */
+INLINE floats taken_from(const stored *from) {
+#if PACKED
+    bytes some;
+    memcpy(&some, from, sizeof some);
+#if defined(__AVX512F__)
+    return (floats)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32((__m128i)some));
+#elif defined(__AVX2__)
+    return (floats)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const void *)from)));
+#else
+    return __builtin_convertvector(some, floats);
+#endif
+#else
+    return widened(from);
 #endif
 }
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rag_windows.attention.backends import AttentionAnswer, AttentionRequest, reference
+from rag_windows.attention.backends import AttentionAnswer, AttentionRequest, parts_of, reference
 
 Pair = tuple[Tensor, Tensor]
 """Keys and values."""
@@ -35,14 +35,14 @@ def exact(
     """The reference's answers to all of them, with those of all of their parts."""
     wide = []
     for one in asked:
-        parts = [(key.to(dtype), value.to(dtype)) for key, value in one.parts]
+        parts = [(key.to(dtype), value.to(dtype)) for key, value in parts_of(one, dtype)]
         mask = None
         if one.causal:
             # The kernel in C is also made for texts that are cut, which nobody asks for.
             rows = len(one.places(query)) // one.groups
             seen = torch.ones(rows, one.keys, dtype=torch.bool, device=query.device).tril()
             mask = seen.expand(one.groups, 1, -1, -1)
-        wide.append(replace(one, parts=parts, causal=False, mask=mask))
+        wide.append(replace(one, parts=parts, peaks=None, causal=False, mask=mask))
     found = reference(wide, query.to(dtype), per_part=True)
     lses = found.lse.split([len(one.places(query)) for one in asked])
     each = zip(found.parts or (), lses, strict=True)

@@ -217,8 +217,10 @@ def test_only_what_stands_where_it_is_read_is_free() -> None:
     small.wrapped(cache=coded).warm(PASSAGES[:2])
     assert coded.stats().tiers["memory"].entries == 2
     again = Question(lm.with_cache(coded).engine, ASK).reads
-    assert any(one.name in coded for one in again if one.name)
-    assert coded.held([one.name for one in again if one.name], here) == set()
+    coded_names = [one.name for one in again if one.name and one.name in coded]
+    assert len(coded_names) == 2
+    assert coded.held(coded_names, here) == {*coded_names}, "they are read as they are stored"
+    assert coded.held(coded_names, torch.device("cuda")) == set()
 
 
 def test_an_accelerator_s_tier_takes_its_memory_first(monkeypatch: pytest.MonkeyPatch) -> None:

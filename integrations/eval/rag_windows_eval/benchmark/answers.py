@@ -17,6 +17,7 @@ from rag_windows.model import WindowedLM
 from rag_windows_eval.benchmark.result import (
     COLD,
     DISK,
+    INT8,
     MEMORY,
     SEQUENTIAL,
     TOKENS,
@@ -172,6 +173,8 @@ def all_answers(lm: WindowedLM, plan: BenchPlan) -> Iterator[dict[str, Answer]]:
             DISK: new_cache("disk", disk=budget),
             MEMORY: warm_cache(plan, lm),
         }
+        if INT8 in (plan.way or ()):
+            opened[INT8] = warm_cache(plan, lm, store="int8")
         caches = {name: stack.enter_context(one) for name, one in opened.items()}
         warm = lm.with_cache(caches[MEMORY])
         answers = {
@@ -184,15 +187,19 @@ def all_answers(lm: WindowedLM, plan: BenchPlan) -> Iterator[dict[str, Answer]]:
             TOKENS + UNCITED: token_level(warm, citations=False),
         }
         chosen = {name: answers[name] for name in VARIANTS if name in (plan.way or VARIANTS)}
+        if INT8 in caches:
+            chosen[INT8] = windowed(lm.with_cache(caches[INT8]))
         others = {f"{MEMORY}, {name}": windowed(warm, method=name) for name in plan.against or ()}
         yield chosen | others
 
 
-def warm_cache(plan: BenchPlan, lm: WindowedLM) -> AbstractContextManager[PassageCache]:
+def warm_cache(
+    plan: BenchPlan, lm: WindowedLM, store: str = "as computed"
+) -> AbstractContextManager[PassageCache]:
     """A cache whose fastest tier holds all of a plan's windows; see `new_cache`."""
     if plan.device == "cpu":
-        return new_cache()
-    return new_cache("device", device_bytes=_budget(plan, lm))
+        return new_cache(store=store)
+    return new_cache("device", device_bytes=_budget(plan, lm), store=store)
 
 
 def _budget(plan: BenchPlan, lm: WindowedLM) -> int:

@@ -23,6 +23,8 @@ TOKENS = "token ids, from memory"
 UNCITED = ", no citations"
 VARIANTS = (SEQUENTIAL, COLD, DISK, MEMORY, MEMORY + UNCITED, TOKENS, TOKENS + UNCITED)
 """Those with and without citations stand side by side, so they follow each other in a round."""
+INT8 = MEMORY + ", int8"
+"""Timed where it is named: the same windows in 8 bits a number."""
 ONE_BY_ONE, TOGETHER = "one by one", "together"
 
 

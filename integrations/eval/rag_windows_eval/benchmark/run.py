@@ -36,6 +36,7 @@ from rag_windows_eval.benchmark.answers import (
 from rag_windows_eval.benchmark.profile import ProfiledStep
 from rag_windows_eval.benchmark.result import (
     COLD,
+    INT8,
     LLAMA_CPP,
     MEMORY,
     ONE_BY_ONE,
@@ -81,8 +82,9 @@ def check(plan: BenchPlan) -> None:
     config = config_of(plan)
     for method in (plan.method, *(plan.against or ())):
         resolve(method)
-    if unknown := [name for name in plan.way or () if name not in VARIANTS]:
-        raise InputError(f"--way must be one of {list(VARIANTS)}, not {unknown[0]!r}.")
+    known = (*VARIANTS, INT8)
+    if unknown := [name for name in plan.way or () if name not in known]:
+        raise InputError(f"--way must be one of {list(known)}, not {unknown[0]!r}.")
     if plan.context % plan.window:
         raise InputError(
             f"--context {plan.context} can't be divided into windows of {plan.window} tokens. Use "
