@@ -15,13 +15,26 @@
 
 #define PIECE (2 * LANES)
 
+/* Whether the processor has products of pairs, which make it fast for more rows. */
+#ifdef PAIRED
+const int rag_windows_paired = 1;
+#else
+const int rag_windows_paired = 0;
+#endif
+
+#ifdef PAIRED
+typedef __m512i piece;
+#else
 typedef struct {
     floats one, other;
 } piece;
+#endif
 
 /* PIECE numbers, in the same order for rows and matrix. */
 INLINE piece taken(const element *from) {
-#if ELEMENT == 1
+#ifdef PAIRED
+    return _mm512_loadu_si512(from);
+#elif ELEMENT == 1
     /* Those at even places and those at odd ones, so that none has to move far. */
     words both;
     memcpy(&both, from, sizeof both);
@@ -39,7 +52,11 @@ INLINE piece taken_last(const element *from, int64_t left) {
 }
 
 INLINE floats added(floats sums, piece one, piece other) {
+#ifdef PAIRED
+    return (floats)_mm512_dpbf16_ps((__m512)sums, (__m512bh)one, (__m512bh)other);
+#else
     return fused(one.other, other.other, fused(one.one, other.one, sums));
+#endif
 }
 
 /* `rows` and `outs` are constant where this is inlined. */

@@ -9,6 +9,7 @@ import ctypes
 import functools
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -23,15 +24,20 @@ NAME = "rag_windows::linear"
 """What a profiler shows it as."""
 
 MOST_ROWS = 8
-"""Rows up to which the kernel is faster than PyTorch."""
+MOST_PAIRED_ROWS = 48
+"""Rows up to which the kernel is faster than PyTorch, without and with products of pairs."""
 
 _TOLERANCE = {torch.float32: 1e-5, torch.float16: 1e-3, torch.bfloat16: 8e-3}
 _NEAR_ZERO = 1e-4
 _KINDS = {torch.Tensor, torch.nn.Parameter}
 
 
-Kernel = Callable[..., None]
-"""``rag_windows_linear`` of ``linear.c`` for one dtype."""
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """``rag_windows_linear`` of ``linear.c`` for one dtype, and how many rows it is asked for."""
+
+    run: Callable[..., None]
+    most_rows: int
 
 
 class Linear(torch.nn.Linear):
@@ -72,15 +78,16 @@ def product(
 
     None where the kernel does not answer: it would be no faster, or not the same.
     """
-    if not 0 < input.numel() <= MOST_ROWS * weight.shape[-1] or not _fit(input, weight, bias):
+    rows = input.numel() // max(1, weight.shape[-1])
+    if not 0 < rows <= MOST_PAIRED_ROWS or not _fit(input, weight, bias):
         return None
-    run = kernel(input.dtype)
-    if run is None:
+    made = kernel(input.dtype)
+    if made is None or rows > made.most_rows:
         return None
     if not _profiler_enabled():
-        return _asked(run, input, weight, bias)
+        return _asked(made.run, input, weight, bias)
     with record_function(NAME):  # which takes as long as a small layer
-        return _asked(run, input, weight, bias)
+        return _asked(made.run, input, weight, bias)
 
 
 LEAST_ROWS_IN_FP32 = 24
@@ -138,7 +145,7 @@ def _fit(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -
 
 
 def _asked(
-    run: Kernel, input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+    run: Callable[..., None], input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
 ) -> torch.Tensor:
     outs, ins = weight.shape
     output = input.new_empty(*input.shape[:-1], outs)
@@ -187,10 +194,11 @@ def _checked(dtype: torch.dtype) -> Kernel | None:
     if not _agrees(run, dtype):
         logger.warning("The CPU kernel of linear layers in %s differs from PyTorch.", dtype)
         return None
-    return run
+    paired = bool(ctypes.c_int.in_dll(loaded, "rag_windows_paired").value)
+    return Kernel(run, MOST_PAIRED_ROWS if paired else MOST_ROWS)
 
 
-def _agrees(run: Kernel, dtype: torch.dtype) -> bool:
+def _agrees(run: Callable[..., None], dtype: torch.dtype) -> bool:
     """Ask small questions: with bias and without, sizes of whole vectors and others."""
     generator = torch.Generator().manual_seed(0)
 
