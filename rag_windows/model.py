@@ -221,7 +221,7 @@ class WindowedLM:
             ),
             "rag-windows-load",
         )
-        return cls(
+        made = cls(
             loaded,
             own_tokenizer,
             method=method,
@@ -235,6 +235,10 @@ class WindowedLM:
             profile=profile,
             window_adapter=adapter,
         )
+        if isinstance(model, str | Path) and (access := made.engine.encoder.access) is not None:
+            # Else the first question would wait until all weights are read for the cache.
+            access.identity()
+        return made
 
     def with_cache(self, cache: PassageCache | bool | None) -> Self:
         """The same model and options with another cache, such as that of a tenant, or none."""
@@ -258,8 +262,8 @@ class WindowedLM:
     def fingerprints(self) -> tuple[str, str]:
         """Those of model and tokenizer that entries are filed under: 64 hexadecimal digits each.
 
-        Another inference engine finds this model's entries by them (docs/vllm.md). The first call
-        reads all weights, as the first request does.
+        Another inference engine finds this model's entries by them (docs/vllm.md). Weights are read
+        whole when a model is loaded with a cache, or else by the first call or request.
 
         Raises:
             InputError: there is no cache, or windows of this model are not cached.

@@ -221,6 +221,7 @@ SIZES = {
 WARM = ("--way", "windows, from memory")
 PLAIN = "--way", "transformers"
 UNCITED = ("--way", "windows, from memory, no citations")
+INT8 = ("--way", "windows, from memory, int8")
 
 
 EIGHT = ("--context", "256", "--window", "64", "--questions", "8")
@@ -240,6 +241,7 @@ EIGHT = ("--context", "256", "--window", "64", "--questions", "8")
             ("--context", "3072", "--window", "128", "--method", "pced", *UNCITED, *PLAIN),
             4,
         ),
+        ("many keys", ("--context", "3072", "--window", "128", *PLAIN, *INT8), 4),
         ("heavy", (*EIGHT, "--method", "pcw"), 1.5),
         ("heavy", (*EIGHT, "--method", "auto"), 1.15),
     ],
@@ -279,8 +281,10 @@ def test_windows_stay_fast(
         took = {one["name"]: min(one["seconds"]) for one in found["concurrency"]}
         assert took["one by one"] > sooner * took["together"]
     else:
-        plain, warm, uncited = found["rows"]
-        assert min(warm["decode_s"]) < 1.25 * min(uncited["decode_s"])
+        plain, warm, other = found["rows"]
+        # Without citations, or with numbers of 8 bits, which are not unpacked in each step.
+        assert min(warm["decode_s"]) < 1.25 * min(other["decode_s"])
+        assert min(other["decode_s"]) < 1.4 * min(warm["decode_s"])
         assert min(plain["first_s"]) > sooner * min(warm["first_s"])
         # A step of pced reads its token in a row of each window.
         quicker = 1.1 if "pced" in options else 1.4

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import torch
 from transformers import PreTrainedModel
 
 from rag_windows import InputError, PassageCache, WindowedLM
+from rag_windows.cache import fingerprint
 from rag_windows.integration import tokenizer_fingerprint
 from tests.rag_windows import small
 
@@ -142,6 +144,22 @@ def test_scales_of_quantized_weights_and_weights_kept_off_the_device_count() -> 
         prints.append(known(wrapped(model)))
     assert prints[0] == prints[1] != prints[2]
     assert prints[0] is not None
+
+
+def test_a_model_from_disk_is_read_before_its_first_question(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small.model().save_pretrained(tmp_path)
+    small.tokenizer().save_pretrained(tmp_path)
+    lm = WindowedLM.from_pretrained(tmp_path, device_map="cpu", cache=PassageCache("1MB"))
+
+    def again(*_: Any) -> bytes:
+        raise AssertionError("read by a question")
+
+    monkeypatch.setattr(fingerprint, "tokenizer_fingerprint", again)
+    monkeypatch.setattr(fingerprint, "_Reading", again)
+    lm.generate("Who?", ["Anna.", "Bert."], max_new_tokens=1)
+    assert lm.generate("Who?", ["Bert."], max_new_tokens=1).usage.cached_windows == 1
 
 
 def test_a_tokenizer_counts_with_its_template_and_tokens() -> None:
