@@ -84,6 +84,12 @@ def test_nothing_is_unpacked_where_the_kernel_reads(monkeypatch: pytest.MonkeyPa
     assert lm.generate(QUESTION, PASSAGES, max_new_tokens=6, method="pcw").token_ids == expected
 
 
+def addresses(window: Window) -> list[int]:
+    """Where a packed window's numbers are."""
+    assert window.packed is not None
+    return [numbers.data_ptr() for numbers, *_ in window.packed.groups]
+
+
 def test_memory_holds_them_once(tmp_path: Path) -> None:
     sizes = {"memory": "64MiB", "disk": "64MiB", "path": tmp_path}
     lm = reader(torch.bfloat16, **sizes)
@@ -95,9 +101,9 @@ def test_memory_holds_them_once(tmp_path: Path) -> None:
         assert one.nbytes < 0.8 * sum(tensor.nbytes for tensor in one.tensors)
         assert all(map(torch.equal, one.tensors, other.tensors))
     again = small.request(lm, QUESTION, PASSAGES, method="pcw").encode().each
-    held = [numbers.data_ptr() for one in warm for numbers, *_ in one.packed.groups]  # type: ignore[union-attr]
-    assert held == [numbers.data_ptr() for one in again for numbers, *_ in one.packed.groups]  # type: ignore[union-attr]
-    lm.cache.flush()  # type: ignore[union-attr]
+    assert [*map(addresses, warm)] == [*map(addresses, again)]
+    assert lm.cache is not None
+    lm.cache.flush()
     later = reader(torch.bfloat16, memory=None, disk="64MiB", path=tmp_path)
     read = small.request(later, QUESTION, PASSAGES, method="pcw").encode()
     assert read.cached_tokens > 0

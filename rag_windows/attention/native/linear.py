@@ -33,7 +33,7 @@ _KINDS = {torch.Tensor, torch.nn.Parameter}
 
 
 @dataclass(frozen=True, slots=True)
-class Kernel:
+class LinearKernel:
     """``rag_windows_linear`` of ``linear.c`` for one dtype, and how many rows it is asked for."""
 
     run: Callable[..., None]
@@ -173,7 +173,7 @@ def _plain(tensor: torch.Tensor, dtype: torch.dtype) -> bool:
     )
 
 
-def kernel(dtype: torch.dtype) -> Kernel | None:
+def kernel(dtype: torch.dtype) -> LinearKernel | None:
     """The kernel for one dtype, built by the first call; for any thread.
 
     None where it is switched off (`build.VARIABLE`), can't be built on this machine, or errs.
@@ -181,7 +181,7 @@ def kernel(dtype: torch.dtype) -> Kernel | None:
     return None if build.switched_off() else _kernels(dtype)
 
 
-def _checked(dtype: torch.dtype) -> Kernel | None:
+def _checked(dtype: torch.dtype) -> LinearKernel | None:
     if dtype not in build.ELEMENTS:
         return None
     loaded = build.library("linear.c", ELEMENT=build.ELEMENTS[dtype])
@@ -195,7 +195,7 @@ def _checked(dtype: torch.dtype) -> Kernel | None:
         logger.warning("The CPU kernel of linear layers in %s differs from PyTorch.", dtype)
         return None
     paired = bool(ctypes.c_int.in_dll(loaded, "rag_windows_paired").value)
-    return Kernel(run, MOST_PAIRED_ROWS if paired else MOST_ROWS)
+    return LinearKernel(run, MOST_PAIRED_ROWS if paired else MOST_ROWS)
 
 
 def _agrees(run: Callable[..., None], dtype: torch.dtype) -> bool:
