@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from rag_windows.attention.backends import MAX_MASK
+from rag_windows.attention.backends import MAX_MASK, parts_of
 from rag_windows.attention.layers import CACHE
 from rag_windows.attention.layout import PromptLayout, use_layout
 from rag_windows.attention.merge import LOWEST, Weights
@@ -64,7 +64,8 @@ def weights_of_keys(
     if request is None:
         return total
     # In the query's dtype, as they were read.
-    keys = torch.cat([key[0] for key, _ in request.parts], dim=1).to(query.dtype).to(total.dtype)
+    read = parts_of(request, query.dtype)
+    keys = torch.cat([key[0] for key, _ in read], dim=1).to(query.dtype).to(total.dtype)
     # (kv heads, query heads of each, tokens, ...), as keys are shared
     grouped = query.transpose(0, 1).unflatten(0, (len(keys), -1)).to(total.dtype)
     ours, whole = (

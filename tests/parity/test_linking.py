@@ -235,7 +235,7 @@ def test_each_query_chooses_its_own_tokens_of_one_context(name: str) -> None:
     one, lm, method = CASES["ragged"], engine.shared(name), Linked(3, "query")
     sliding, model = zoo.BY_NAME[name].sliding, zoo.shared(name)
     context = engine.encoded(name, one, method)
-    before = [tensor.clone() for window in context.each for tensor in window.keys + window.values]
+    before = [tensor.clone() for window in context.each for tensor in window.tensors]
     choices = []
     for seed in range(3):
         asked = replace(one, query=zoo.ids(5 + seed, 40 + seed))
@@ -248,7 +248,7 @@ def test_each_query_chooses_its_own_tokens_of_one_context(name: str) -> None:
         assert tokens == forced
         tolerances.agree(found, right)
     assert len({*map(tuple, choices)}) == len(choices)
-    after = [tensor for window in context.each for tensor in window.keys + window.values]
+    after = [tensor for window in context.each for tensor in window.tensors]
     assert all(map(torch.equal, before, after))
     with pytest.raises(InputError, match=r"chooses what each query reads.*for_query"):
         lm.engine.decoder.forward(context, torch.tensor([one.query] * 2))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,8 @@ from rag_windows import PassageCache, WindowedLM
 from rag_windows.attention import backends, native_kernel
 from rag_windows.cache.codec import INT8, Stored, decode, encode, settle
 from rag_windows.errors import CacheError
-from rag_windows.kv import PackedTensors, Window
+from rag_windows.kv import PackedTensors, Window, Windows
+from rag_windows.steps.query_attention import AttentionLayout, attention_paid
 from tests.rag_windows import small
 
 QUESTION = "Where is the mill?"
@@ -57,6 +59,24 @@ def test_methods_read_the_same_by_all_backends(method: str, backend: str) -> Non
         assert scores(lm, method) == pytest.approx(expected, abs=2e-3)
     plain = WindowedLM(of_dtype(torch.float32), small.tokenizer())
     assert scores(lm, method) == pytest.approx(scores(plain, method), rel=0.03)
+
+
+@pytest.mark.parametrize("method", ["linked:choose=query", "linked:choose=last"])
+def test_attention_to_tokens_is_that_of_what_is_read(method: str) -> None:
+    decoder = reader().engine.decoder
+    request = small.request(reader(), QUESTION, PASSAGES, method=method)
+    context = request.encode()
+    assert all(one.packed is not None for one in context.each)
+    whole = replace(
+        context,
+        windows=Windows.of([one.holding(one.tensors) for one in context.each], range(4), 4),
+    )
+    found = [
+        attention_paid(one, request.parts.query_ids, decoder.runner, layout)
+        for one in (context, whole)
+        if isinstance(layout := decoder.layout(one, kind=AttentionLayout), AttentionLayout)
+    ]
+    torch.testing.assert_close(*found, rtol=2e-3, atol=1e-5)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
