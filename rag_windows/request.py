@@ -358,9 +358,9 @@ def _seen(windows: Sequence[WindowTokens], method: Auto) -> str:
     chosen, read = method.selection, f"{every} read by {method.reader.name}"
     if isinstance(chosen, QueryLikelihood):
         few = passages <= chosen.retrieve
-        best = "the one that makes the question likeliest is"
+        best = "the one that suits the question best is"
         if chosen.retrieve > 1:
-            best = f"the {chosen.retrieve} that make the question likeliest are"
+            best = f"the {chosen.retrieve} that suit the question best are"
         how = "side by side" if chosen.reader.windowed else "in one prompt"
         if chunks and not chosen.reader.windowed:
             how += ", or side by side where one of them saw the chunks before it"

@@ -14,21 +14,24 @@ from rag_windows.methods.sequential import Sequential
 
 @dataclass(frozen=True, slots=True)
 class Auto(Neighbours):
-    """Reads the two passages that make the question likeliest; chunks know their document.
+    """Reads the two passages that suit the question best; chunks know their document.
 
     What `docs/which_method.md` has figures for. Passages are encoded as `Neighbours` does it: each
     by itself, and chunks with ``before`` in sight of those. Of them, `QueryLikelihood` chooses what
-    the question reads: in one prompt, or side by side where one of them was encoded in sight of
-    neighbours, which one prompt would not have, or where one prompt may not hold them. Two passages
-    or fewer are one prompt.
+    the question reads, by how likely they make it and by the attention that it draws to them: in
+    one prompt, or side by side where one of them was encoded in sight of neighbours, which one
+    prompt would not have, or where one prompt may not hold them. Two passages or fewer are one
+    prompt.
 
     A note of each answer says what it did.
     """
 
-    reader: Method = field(default=QueryLikelihood(2, reader=Sequential()), kw_only=True)
+    reader: Method = field(
+        default=QueryLikelihood(2, attention=0.7, reader=Sequential()), kw_only=True
+    )
 
     name: ClassVar[str] = "auto"
-    formula: ClassVar[str] = "neighbours+query-likelihood:retrieve=2+sequential"
+    formula: ClassVar[str] = "neighbours+query-likelihood:retrieve=2,attention=0.7+sequential"
     paper: ClassVar[str] = "-"
 
     def __post_init__(self) -> None:

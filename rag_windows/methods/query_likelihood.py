@@ -33,6 +33,16 @@ class QueryLikelihood(Composed):
     then reads the ``retrieve`` passages of the largest ``l_i``, as if no others had been given. A
     passage that was split into several windows counts by its best one and is read as a whole.
 
+    With ``attention`` passages are ranked by ``z(l) + attention z(a)``, each number less its mean
+    over the passages and divided by its standard deviation. ``a_i`` is the attention on passage i
+    of the query's last two tokens, summed over the heads of the middle third of the layers while
+    the query reads all windows side by side, less that of a query from which the question is left
+    out: most of what a passage gets, it gets for its length, its place and its first words. Source:
+    in-context re-ranking (Chen, Gutierrez and Su, https://arxiv.org/abs/2410.02642), which sums all
+    layers and tokens of the question and leaves out the question by asking "N/A". It costs two
+    passes of one row. Models that read in rows (docs/rows.md) have no such attention and rank by
+    ``l`` alone.
+
     With `Sequential` as the reader the chosen passages are read in one prompt, the likeliest
     first: it stands there as its window does, so that only the others are encoded once more.
 
@@ -43,22 +53,28 @@ class QueryLikelihood(Composed):
         gamma: weight of retrieval scores, finite and at least 0; see
             `rag_windows.methods.relevance.log_relevance`. If a passage has none, none of them
             counts.
+        attention: weight of the attention on each passage, finite and at least 0.
     """
 
     retrieve: int = 1
     score: Score = "gain"
     confidence: float = 1.0
     gamma: float = 0.0
+    attention: float = 0.0
 
     name: ClassVar[str] = "query-likelihood"
     formula: ClassVar[str] = "reader's, over the windows that most raise log p(Q | P, C_i)"
-    paper: ClassVar[str] = "arXiv:2204.07496"
+    paper: ClassVar[str] = "arXiv:2204.07496, arXiv:2410.02642"
 
     reads_sequential: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         Composed.__post_init__(self)
-        weights = {"confidence": self.confidence, "gamma": self.gamma}
+        weights = {
+            "confidence": self.confidence,
+            "gamma": self.gamma,
+            "attention": self.attention,
+        }
         self.require("retrieve", whole(self.retrieve, 1), "a number of passages above 0")
         self.require_one("score", Score)
         for name, weight in weights.items():

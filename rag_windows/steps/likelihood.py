@@ -15,6 +15,7 @@ from rag_windows.methods.relevance import log_relevance
 from rag_windows.prefill import EncodedContext, ModelEncoder, read_by
 from rag_windows.steps.ensemble import EnsembleLayout, exact, passes
 from rag_windows.steps.ensemble_cache import EnsembleCache
+from rag_windows.steps.head_shares import head_shares
 from rag_windows.steps.model_cache import joined_windows
 
 
@@ -100,8 +101,48 @@ def _log_chance(logits: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
     return precise.gather(-1, index)[:, 0] - precise.logsumexp(dim=-1)
 
 
-def ranked(selection: QueryLikelihood, context: EncodedContext, found: Evidence) -> list[int]:
-    """Citation groups, the best first; of equal ones the first given."""
+def attention_gain(
+    encoder: ModelEncoder,
+    context: EncodedContext,
+    query_ids: Sequence[int],
+    question: tuple[int, int],
+) -> torch.Tensor | None:
+    """How much more a query looks at each citation group because of its question.
+
+    For the arguments see `evidence`; the context is that of all windows.
+
+    Returns:
+        (groups,) fp32; None where windows share no attention, or the query is a question alone.
+    """
+    without = [*query_ids[: question[0]], *query_ids[question[1] :]]
+    if len(without) < 2:
+        return None
+    shares = []
+    for ids in (query_ids, without):
+        # The last two tokens: those that give an answer's first token, and lead to it.
+        found = head_shares(encoder, context, ids[:-1], [ids[-1], ids[-1]])
+        if found is None:
+            return None
+        layers = len(found)
+        shares.append(found[layers // 3 : 2 * layers // 3 + 1].sum(dim=(0, 1)))
+    return shares[0] - shares[1]
+
+
+def _standardized(scores: torch.Tensor) -> torch.Tensor:
+    spread = scores.std(correction=0)
+    return (scores - scores.mean()) / spread.clamp_min(torch.finfo(scores.dtype).tiny)
+
+
+def ranked(
+    selection: QueryLikelihood,
+    context: EncodedContext,
+    found: Evidence,
+    attention: torch.Tensor | None = None,
+) -> list[int]:
+    """Citation groups, the best first; of equal ones the first given.
+
+    ``attention`` is what `attention_gain` gives.
+    """
     *rows, prior = found.question
     scores = torch.stack(rows)
     if selection.score == "gain":
@@ -112,6 +153,10 @@ def ranked(selection: QueryLikelihood, context: EncodedContext, found: Evidence)
     best: dict[int, float] = {}
     for group, score in zip(context.groups, scores.tolist(), strict=True):
         best[group] = max(score, best.get(group, score))
+    if attention is not None and len(best) > 1:
+        own = _standardized(torch.tensor([*best.values()], dtype=torch.float64))
+        looked = _standardized(attention.double()[[*best]])
+        best = dict(zip(best, (own + selection.attention * looked).tolist(), strict=True))
     return sorted(best, key=lambda group: -best[group])
 
 
@@ -159,7 +204,10 @@ def read_likeliest(
     groups = list(dict.fromkeys(context.groups))
     if len(groups) > selection.retrieve:
         found = evidence(encoder, rows, layout, query_ids, question)
-        groups = ranked(selection, context, found)[: selection.retrieve]
+        looked = None
+        if selection.attention:
+            looked = attention_gain(encoder, context, query_ids, question)
+        groups = ranked(selection, context, found, looked)[: selection.retrieve]
     order = [i for group in groups for i, own in enumerate(context.groups) if own == group]
     # In one prompt a chunk would not know any more what it was encoded in sight of.
     separate = any(context.each[index].start > len(context.prefix_ids) for index in order)

@@ -49,7 +49,7 @@ def test_two_of_many_are_read_in_one_prompt(lm: WindowedLM) -> None:
     passages = [*MANY[:7], BORN, *MANY[7:]]
     made = asked(lm, passages)
     assert note(made) == (
-        "auto: of 11 passages, the 2 that make the question likeliest are read in one prompt."
+        "auto: of 11 passages, the 2 that suit the question best are read in one prompt."
     )
     assert len(made.windows) == 2
     chosen = [passages[window.passage] for window in made.windows]
@@ -84,7 +84,7 @@ def test_two_passages_are_one_prompt(lm: WindowedLM) -> None:
     assert note(made) == "auto: the only passage is read in one prompt."
     best = asked(lm, few, Auto(reader=QueryLikelihood(1, reader=Sequential())))
     assert note(best) == (
-        "auto: of 2 passages, the one that makes the question likeliest is read in one prompt."
+        "auto: of 2 passages, the one that suits the question best is read in one prompt."
     )
 
 
@@ -92,9 +92,12 @@ def test_what_one_prompt_may_not_hold_is_read_side_by_side() -> None:
     lm = small.wrapped(method="auto")
     long = [f"{name} {'x' * 508}" for name in "abc"]
     made = lm.generate("What?", long, max_new_tokens=4, do_sample=False)
-    assert note(made).endswith("the 2 that make the question likeliest are read side by side.")
+    assert note(made).endswith("the 2 that suit the question best are read side by side.")
     assert len(made.windows) == 2
-    wanted: dict[str, Any] = {"method": "query-likelihood:retrieve=2", "max_new_tokens": 4}
+    wanted: dict[str, Any] = {
+        "method": "query-likelihood:retrieve=2,attention=0.7",
+        "max_new_tokens": 4,
+    }
     apart = lm.generate("What?", long, do_sample=False, **wanted)
     assert made.token_ids == apart.token_ids
     with pytest.raises(LimitError, match="Set retrieve=1 or less"):
@@ -111,10 +114,10 @@ def test_chunks_that_know_their_document_are_read_side_by_side(lm: WindowedLM) -
     passages = [*with_neighbours(chunks), *map(Passage, MANY)]
     made = asked(lm, passages)
     assert {window.passage for window in made.windows} == {0, 1}
-    apart = asked(lm, passages, "neighbours+query-likelihood:retrieve=2")
+    apart = asked(lm, passages, "neighbours+query-likelihood:retrieve=2,attention=0.7")
     assert made.token_ids == apart.token_ids
     assert note(made) == (
-        "auto: of 12 passages, the 2 that make the question likeliest are read in one prompt, or "
+        "auto: of 12 passages, the 2 that suit the question best are read in one prompt, or "
         "side by side where one of them saw the chunks before it; 1 of 12 windows saw the chunks "
         "before them when encoded."
     )
@@ -127,7 +130,7 @@ def test_batches_and_caches_know_it() -> None:
     assert found.usage.cached_windows == found.usage.windows == len(MANY)
     requests = [{"query": QUESTION, "passages": MANY[at:] + MANY[:at]} for at in range(2)]
     made = lm.generate_batch([{**one, "max_new_tokens": 6, "do_sample": False} for one in requests])
-    method = "query-likelihood:retrieve=2+sequential"
+    method = "query-likelihood:retrieve=2,attention=0.7+sequential"
     assert made[0].text == found.text == asked(lm, MANY, method).text
     assert made[1].text == asked(lm, MANY[1:] + MANY[:1], method).text
     assert [len(one.windows) for one in made] == [2, 2]

@@ -13,10 +13,12 @@ import torch
 from torch import Tensor
 
 from rag_windows import PCED, MethodError, QueryLikelihood, Sequential
+from rag_windows.steps import likelihood
 from rag_windows.steps.likelihood import MOST_TOKENS
 
-from . import engine, tolerances, zoo
+from . import dense, engine, tolerances, zoo
 from .cases import CASES, Case, case, plain
+from .float64 import Layer, forward
 from .test_ensemble import row_logits
 from .test_ensemble_decoding import beams
 
@@ -123,6 +125,57 @@ def test_windows_are_chosen_by_the_rule(chosen: str, layout: str) -> None:
     context = lm.encode_ids(one.prefix, one.windows, method=replace(rule, retrieve=2))
     found = lm.engine.decoder.for_query(context, one.query).chosen
     assert found == tuple(sorted(likeliest("llama", layout, rule)[:2]))
+
+
+def looked_at(name: str, layout: str, without: bool) -> torch.Tensor:
+    """(windows,) float64: the weights of a query's last two rows in the middle third of layers."""
+    one, sliding = CASES[layout], zoo.BY_NAME[name].sliding
+    first, end = ASKED
+    if without:
+        one = replace(one, query=[*one.query[:first], *one.query[end:]])
+    row, paid = dense.pack(one.prefix, one.windows, one.query), torch.zeros(len(one.windows))
+    paid, layers = paid.double(), len(sliding)
+
+    def mixed(layer: Layer) -> torch.Tensor:
+        weights = dense.weights(layer.logits, None, layer.seen, row, dense.PLAIN)
+        if layers // 3 <= layer.index < 2 * layers // 3 + 1:
+            of_rows = weights[0][:, row.rows][:, -2:].sum(dim=(0, 1))
+            for number in range(len(one.windows)):
+                paid[number] += of_rows[row.segments == number + 1].sum()
+        return dense.mixed(layer, row, dense.PLAIN)
+
+    forward(zoo.shared(name), sliding, row, mixed)
+    return paid
+
+
+ASKED = 1, 3
+"""Where the question is in the query."""
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen2", "gemma3_text-sliding"])
+@pytest.mark.parametrize("layout", ["ragged", "no prefix", "long prefix"])
+def test_attention_counts_as_far_as_the_question_draws_it(name: str, layout: str) -> None:
+    lm, one = engine.shared(name), CASES[layout]
+    rule = QueryLikelihood(retrieve=1, attention=1e6)
+    context = lm.encode_ids(one.prefix, one.windows, method=rule)
+    expected = looked_at(name, layout, False) - looked_at(name, layout, True)
+    found = likelihood.attention_gain(lm.engine.decoder.runner, context, one.query, ASKED)
+    assert found is not None
+    assert (found - expected).abs().max() <= 1e-4 * float(expected.abs().max()) + 1e-6
+    chosen = lm.engine.decoder.for_query(context, one.query, ASKED).chosen
+    assert chosen == (int(expected.argmax()),)
+
+
+def test_no_question_is_left_out_of_a_query_that_is_one() -> None:
+    lm, one = engine.shared("llama"), CASES["ragged"]
+    rule = QueryLikelihood(retrieve=1, attention=1e6)
+    context = lm.encode_ids(one.prefix, one.windows, method=rule)
+    whole = 0, len(one.query)
+    found = likelihood.attention_gain(lm.engine.decoder.runner, context, one.query, whole)
+    assert found is None
+    chosen = lm.engine.decoder.for_query(context, one.query, whole).chosen
+    plain = lm.encode_ids(one.prefix, one.windows, method=QueryLikelihood())
+    assert chosen == lm.engine.decoder.for_query(plain, one.query, whole).chosen
 
 
 def test_a_long_query_is_judged_by_its_end() -> None:
