@@ -115,12 +115,14 @@ def attention_gain(
         (groups,) fp32; None where windows share no attention, or the query is a question alone.
     """
     without = [*query_ids[: question[0]], *query_ids[question[1] :]]
-    if len(without) < 2:
+    if not without:
         return None
+    # The last two tokens: those that give an answer's first token, and lead to it.
+    behind = min(2, len(without)) - 1
     shares = []
     for ids in (query_ids, without):
-        # The last two tokens: those that give an answer's first token, and lead to it.
-        found = head_shares(encoder, context, ids[:-1], [ids[-1], ids[-1]])
+        end = len(ids) - behind
+        found = head_shares(encoder, context, ids[:end], [*ids[end:], ids[-1]])
         if found is None:
             return None
         layers = len(found)
@@ -153,10 +155,11 @@ def ranked(
     best: dict[int, float] = {}
     for group, score in zip(context.groups, scores.tolist(), strict=True):
         best[group] = max(score, best.get(group, score))
-    if attention is not None and len(best) > 1:
-        own = _standardized(torch.tensor([*best.values()], dtype=torch.float64))
-        looked = _standardized(attention.double()[[*best]])
-        best = dict(zip(best, (own + selection.attention * looked).tolist(), strict=True))
+    own = torch.tensor([*best.values()], dtype=torch.float64)
+    # What can't come behind one passage has no place on a scale with the others.
+    if attention is not None and len(best) > 1 and bool(own.isfinite().all()):
+        looked = selection.attention * _standardized(attention.double()[[*best]])
+        best = dict(zip(best, (_standardized(own) + looked).tolist(), strict=True))
     return sorted(best, key=lambda group: -best[group])
 
 
