@@ -221,7 +221,7 @@ class WindowedLM:
             ),
             "rag-windows-load",
         )
-        made = cls(
+        return cls(
             loaded,
             own_tokenizer,
             method=method,
@@ -235,10 +235,6 @@ class WindowedLM:
             profile=profile,
             window_adapter=adapter,
         )
-        if isinstance(model, str | Path) and (access := made.engine.encoder.access) is not None:
-            # Else the first question would wait until all weights are read for the cache.
-            access.identity()
-        return made
 
     def with_cache(self, cache: PassageCache | bool | None) -> Self:
         """The same model and options with another cache, such as that of a tenant, or none."""
@@ -262,8 +258,9 @@ class WindowedLM:
     def fingerprints(self) -> tuple[str, str]:
         """Those of model and tokenizer that entries are filed under: 64 hexadecimal digits each.
 
-        Another inference engine finds this model's entries by them (docs/vllm.md). Weights are read
-        whole when a model is loaded with a cache, or else by the first call or request.
+        Another inference engine finds this model's entries by them (docs/vllm.md). The first call
+        reads all weights, as the first request does: call it when nothing of the model will be
+        edited any more, and the first question does not wait for that.
 
         Raises:
             InputError: there is no cache, or windows of this model are not cached.

@@ -12,7 +12,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -207,6 +207,10 @@ def loaded_model(model: LoadOptions) -> Iterator[WindowedLM]:
                 cache=_cache(model),
                 **bars,
             )
+            if lm.cache is not None:
+                # Else the first question would wait until the weights are read for the cache.
+                with suppress(InputError):
+                    lm.fingerprints()
     for name in variables:
         if not knows_variable(lm.tokenizer, variables, name):
             raise InputError(

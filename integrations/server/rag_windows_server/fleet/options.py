@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from rag_windows import PassageCache, WindowedLM
+from rag_windows import InputError, PassageCache, WindowedLM
 from rag_windows.integration import method_of
 from rag_windows.samples import samples_path
 from rag_windows_server.keys import Keys
@@ -117,7 +118,7 @@ class FleetOptions(BaseModel):
         Raises:
             RagWindowsError: it can't be loaded, or its cache can't be opened.
         """
-        return WindowedLM.from_pretrained(
+        lm = WindowedLM.from_pretrained(
             self.model or "tiny-reader",
             dtype=self.dtype,
             dequantize=self.dequantize,
@@ -129,6 +130,11 @@ class FleetOptions(BaseModel):
             template_kwargs=self.template_kwargs,
             cache=self.load_cache(),
         )
+        if lm.cache is not None:
+            # Else the first question would wait until the weights are read for the cache.
+            with suppress(InputError):
+                lm.fingerprints()
+        return lm
 
     def load_documents(self) -> BM25Retriever | Index | None:
         """The index over the fleet's own documents; None if it has none."""
