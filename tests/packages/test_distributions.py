@@ -21,7 +21,7 @@ from rag_windows.errors import install
 from rag_windows.samples import samples_path
 from tests.packages.environments import WHEELS, Environment, constraints, members, torch_alone
 from tests.test_documents import PAGES, blocks, replaced
-from tests.test_repository import DISTRIBUTIONS, FOLDERS, ROOT, project
+from tests.test_repository import FOLDERS, ROOT, project
 
 pytestmark = pytest.mark.dist
 
@@ -308,7 +308,3 @@ def test_the_connector_for_vllm_beside_an_engine_that_has_no_transformers(
         "(plug_in,) = entry_points(group='vllm.endpoint_plugins')\n"
         "assert plug_in.name == 'rag-windows'\n"
     )
-
-
-def test_every_distribution_is_tried() -> None:
-    assert len(WHEELS) == len(DISTRIBUTIONS) == 8, "run make test-dist, which builds them"
