@@ -360,11 +360,6 @@ class Collection:
 
     # What is reported.
 
-    @property
-    def warms(self) -> bool:
-        """Whether documents are encoded behind the questions."""
-        return self._warmer is not None
-
     def warmed(self, document: str | None = None) -> int | None:
         """Passages of a document, or of all, that were encoded so; None if none are."""
         return None if self._warmer is None else self._warmer.warmed(document)
