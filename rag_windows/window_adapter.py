@@ -21,7 +21,7 @@ from transformers.utils import cached_file
 
 from rag_windows.attention.mirror import ModelMirror
 from rag_windows.errors import MethodError, ModelLoadError, UnsupportedModelError, require
-from rag_windows.loading import adapted_model
+from rag_windows.loading import adapted_model, embedded_path
 from rag_windows.methods import resolve
 from rag_windows.packed_weights import Int8Linear
 from rag_windows.prefill import ModelEncoder
@@ -72,6 +72,9 @@ class WindowAdapter:
             ModelLoadError: its file can't be used.
         """
         source = os.path.expanduser(source)
+        # Nobody else's models of these names are asked for, and a file is no folder.
+        if embedded_path(source) is not None or os.path.isfile(source):
+            return None
         quiet = {
             f"_raise_exceptions_for_{what}": False
             for what in ("gated_repo", "missing_entries", "connection_errors")

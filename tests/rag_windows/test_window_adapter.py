@@ -23,6 +23,7 @@ from rag_windows import (
     UnsupportedModelError,
     WindowedLM,
     errors,
+    window_adapter,
 )
 from rag_windows.cache import fingerprint
 from rag_windows.window_adapter import FILE, Made
@@ -233,6 +234,25 @@ def test_a_damaged_file_is_refused(adapter: Path, tmp_path: Path, text: str) -> 
 def test_a_damaged_configuration_is_refused(adapter: Path, tmp_path: Path, text: str) -> None:
     with pytest.raises(ModelLoadError):
         WindowedLM.from_pretrained(changed(adapter, tmp_path, "adapter_config.json", text))
+
+
+def test_the_hub_is_not_asked_for_what_is_here(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever called a model there as the shipped one would be read in its place."""
+    asked: list[str] = []
+
+    def look(source: str, name: str, **_: Any) -> None:
+        asked.append(source)
+
+    monkeypatch.setattr(window_adapter, "cached_file", look)
+    (file := tmp_path / "model.gguf").write_bytes(b"")
+    assert WindowedLM.from_pretrained("tiny-reader").generate("?", max_new_tokens=1).token_ids
+    assert window_adapter.WindowAdapter.find("tiny-reader") is None
+    assert window_adapter.WindowAdapter.find(file) is None
+    assert not asked
+    assert window_adapter.WindowAdapter.find(base) is None
+    assert {*asked} == {str(base)}
 
 
 def test_a_model_that_reads_in_rows_has_none(adapter: Path) -> None:
