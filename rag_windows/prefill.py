@@ -29,6 +29,7 @@ from rag_windows.methods.base import waits_for_query, window_starts
 from rag_windows.steps.ensemble_cache import EnsembleCache
 from rag_windows.steps.model_cache import ModelCache, RowsCache
 from rag_windows.steps.recompute import check_passes, refine
+from rag_windows.titles import Titles
 
 
 def packed(lengths: Sequence[int], max_tokens: int) -> list[int]:
@@ -146,6 +147,7 @@ class EncodingPlan:
         lengths: tokens of each window, as they were given.
         groups: citation group of each of those.
         scores: retrieval score of each of those, None where it has none.
+        titles: of the passages, which are the citation groups; None where only tokens are known.
     """
 
     prefix_ids: tuple[int, ...]
@@ -154,6 +156,7 @@ class EncodingPlan:
     lengths: tuple[int, ...]
     groups: tuple[int, ...]
     scores: tuple[float | None, ...]
+    titles: Titles | None = None
 
     @classmethod
     def of(
@@ -166,6 +169,7 @@ class EncodingPlan:
         sources: Sequence[Source] = (),
         groups: Sequence[int] | None = None,
         scores: Sequence[float | None] = (),
+        titles: Titles | None = None,
     ) -> EncodingPlan:
         """Plan how prefix and windows are encoded for one method.
 
@@ -176,6 +180,7 @@ class EncodingPlan:
             sources: of each window, for errors and a cache; or none.
             groups: by default each window is its own.
             scores: or none.
+            titles: of the citation groups, or None.
         """
         prefix_ids, ids = tuple(prefix_ids), [tuple(one) for one in windows]
         lengths = tuple(map(len, ids))
@@ -197,6 +202,7 @@ class EncodingPlan:
             lengths,
             tuple(range(len(lengths)) if groups is None else groups),
             tuple(scores) or (None,) * len(lengths),
+            titles,
         )
 
     def only(self, indices: Sequence[int]) -> EncodingPlan:
@@ -417,6 +423,7 @@ class EncodedContext:
         separate: where passages are read in one prompt, the same passages as windows of their own,
             in the order in which they are read.
         form: of the model's own cache, where rows go on from that.
+        titles: see `EncodingPlan`.
     """
 
     prefix_ids: tuple[int, ...]
@@ -435,6 +442,7 @@ class EncodedContext:
     chosen: tuple[int, ...] | None = None
     separate: EncodedContext | None = field(default=None, repr=False)
     form: ModelCache | None = field(default=None, repr=False)
+    titles: Titles | None = field(default=None, repr=False)
 
     @property
     def waits(self) -> bool:

@@ -33,6 +33,7 @@ from rag_windows.prompt.reasoning import ReasoningFormat
 from rag_windows.sampling import LogprobRecorder, check_counts, recorder_of, whole_number
 from rag_windows.steps.recompute import check_passes
 from rag_windows.steps.removal import refusal
+from rag_windows.titles import Titles
 from rag_windows.windows import WindowStore
 
 Messages = str | Sequence[Mapping[str, Any]] | Conversation
@@ -324,6 +325,7 @@ def encoding_plan(parts: PromptParts, passages: Sequence[Passage], method: Metho
         sources=[sources[window.passage] for window in windows],
         groups=[window.passage for window in windows],
         scores=[passages[window.passage].score for window in windows],
+        titles=Titles(tuple(passages), parts.asked),
     )
 
 

@@ -200,6 +200,7 @@ class WindowStore:
             cached_tokens=obtained.cached_tokens,
             encoded_windows=len(made) - len(obtained.found),
             found=obtained.found,
+            titles=plan.titles,
         )
         if method.recompute is None or context.waits:
             return context

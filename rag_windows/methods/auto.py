@@ -18,20 +18,22 @@ class Auto(Neighbours):
 
     What `docs/which_method.md` has figures for. Passages are encoded as `Neighbours` does it: each
     by itself, and chunks with ``before`` in sight of those. Of them, `QueryLikelihood` chooses what
-    the question reads, by how likely they make it and by the attention that it draws to them: in
-    one prompt, or side by side where one of them was encoded in sight of neighbours, which one
-    prompt would not have, or where one prompt may not hold them. Two passages or fewer are one
-    prompt.
+    the question reads, by how likely they make it, by the attention that it draws to them, and by
+    the titles that the first one names: in one prompt, or side by side where one of them was
+    encoded in sight of neighbours, which one prompt would not have, or where one prompt may not
+    hold them. Two passages or fewer are one prompt.
 
     A note of each answer says what it did.
     """
 
     reader: Method = field(
-        default=QueryLikelihood(2, attention=0.7, reader=Sequential()), kw_only=True
+        default=QueryLikelihood(2, attention=0.7, bridge=1.5, reader=Sequential()), kw_only=True
     )
 
     name: ClassVar[str] = "auto"
-    formula: ClassVar[str] = "neighbours+query-likelihood:retrieve=2,attention=0.7+sequential"
+    formula: ClassVar[str] = (
+        "neighbours+query-likelihood:retrieve=2,attention=0.7,bridge=1.5+sequential"
+    )
     paper: ClassVar[str] = "-"
 
     def __post_init__(self) -> None:

@@ -43,6 +43,12 @@ class QueryLikelihood(Composed):
     passes of one row. Models that read in rows (docs/rows.md) have no such attention and rank by
     ``l`` alone.
 
+    With ``bridge`` the passages after the first are those of the largest score plus ``bridge``
+    standard deviations of all scores where a passage that was chosen before names the other one by
+    its title and the user does not: the second fact of a question often stands under a name that
+    only the first one tells. Source: the bridge entities of HotpotQA (Yang et al.,
+    https://arxiv.org/abs/1809.09600).
+
     With `Sequential` as the reader the chosen passages are read in one prompt, the likeliest
     first: it stands there as its window does, so that only the others are encoded once more.
 
@@ -54,6 +60,7 @@ class QueryLikelihood(Composed):
             `rag_windows.methods.relevance.log_relevance`. If a passage has none, none of them
             counts.
         attention: weight of the attention on each passage, finite and at least 0.
+        bridge: standard deviations for passages that a chosen one names, finite and at least 0.
     """
 
     retrieve: int = 1
@@ -61,6 +68,7 @@ class QueryLikelihood(Composed):
     confidence: float = 1.0
     gamma: float = 0.0
     attention: float = 0.0
+    bridge: float = 0.0
 
     name: ClassVar[str] = "query-likelihood"
     formula: ClassVar[str] = "reader's, over the windows that most raise log p(Q | P, C_i)"
@@ -74,6 +82,7 @@ class QueryLikelihood(Composed):
             "confidence": self.confidence,
             "gamma": self.gamma,
             "attention": self.attention,
+            "bridge": self.bridge,
         }
         self.require("retrieve", whole(self.retrieve, 1), "a number of passages above 0")
         self.require_one("score", Score)

@@ -56,6 +56,7 @@ class PromptParts:
     Attributes:
         answer_start: what the chat template wrote behind the last message.
         question: where in the query the text of the last message begins, and where it ends.
+        asked: what the user said, of all messages.
     """
 
     prefix_ids: tuple[int, ...]
@@ -64,6 +65,7 @@ class PromptParts:
     notes: tuple[Note, ...]
     answer_start: str = ""
     question: tuple[int, int] | None = None
+    asked: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,6 +243,7 @@ class Prompt:
         return PromptParts(
             *(prefix_ids, tuple(windows), query_ids, tuple(notes), start),
             self._question(conversation, tail, len(query_ids)),
+            "\n".join(turn.content for turn in conversation.turns if turn.role == "user"),
         )
 
     def _question(

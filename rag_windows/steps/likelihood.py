@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from statistics import pstdev
 from typing import cast
 
 import torch
@@ -17,6 +19,7 @@ from rag_windows.steps.ensemble import EnsembleLayout, exact, passes
 from rag_windows.steps.ensemble_cache import EnsembleCache
 from rag_windows.steps.head_shares import head_shares
 from rag_windows.steps.model_cache import joined_windows
+from rag_windows.titles import Titles
 
 
 def rows_of(context: EncodedContext) -> EncodedContext:
@@ -160,7 +163,24 @@ def ranked(
     if attention is not None and len(best) > 1 and bool(own.isfinite().all()):
         looked = selection.attention * _standardized(attention.double()[[*best]])
         best = dict(zip(best, (_standardized(own) + looked).tolist(), strict=True))
-    return sorted(best, key=lambda group: -best[group])
+    if not selection.bridge or context.titles is None:
+        return sorted(best, key=lambda group: -best[group])
+    return _bridged(best, selection, context.titles)
+
+
+def _bridged(scores: dict[int, float], selection: QueryLikelihood, titles: Titles) -> list[int]:
+    """The same where passages that a chosen one names by their titles come nearer, once each."""
+    finite = [score for score in scores.values() if math.isfinite(score)]
+    gain = selection.bridge * pstdev(finite) if finite else 0.0
+    order, named = list[int](), set[int]()
+    while scores:
+        order.append(max(scores, key=lambda group: scores[group]))
+        del scores[order[-1]]
+        if len(order) < selection.retrieve:
+            for group in titles.named_by(order[-1]) & scores.keys() - named:
+                scores[group] += gain
+                named.add(group)
+    return order
 
 
 def joined(context: EncodedContext, chosen: Sequence[int], encoder: ModelEncoder) -> EncodedContext:

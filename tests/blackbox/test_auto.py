@@ -95,7 +95,7 @@ def test_what_one_prompt_may_not_hold_is_read_side_by_side() -> None:
     assert note(made).endswith("the 2 that suit the question best are read side by side.")
     assert len(made.windows) == 2
     wanted: dict[str, Any] = {
-        "method": "query-likelihood:retrieve=2,attention=0.7",
+        "method": "query-likelihood:retrieve=2,attention=0.7,bridge=1.5",
         "max_new_tokens": 4,
     }
     apart = lm.generate("What?", long, do_sample=False, **wanted)
@@ -114,7 +114,7 @@ def test_chunks_that_know_their_document_are_read_side_by_side(lm: WindowedLM) -
     passages = [*with_neighbours(chunks), *map(Passage, MANY)]
     made = asked(lm, passages)
     assert {window.passage for window in made.windows} == {0, 1}
-    apart = asked(lm, passages, "neighbours+query-likelihood:retrieve=2,attention=0.7")
+    apart = asked(lm, passages, "neighbours+query-likelihood:retrieve=2,attention=0.7,bridge=1.5")
     assert made.token_ids == apart.token_ids
     assert note(made) == (
         "auto: of 12 passages, the 2 that suit the question best are read in one prompt, or "
@@ -130,7 +130,7 @@ def test_batches_and_caches_know_it() -> None:
     assert found.usage.cached_windows == found.usage.windows == len(MANY)
     requests = [{"query": QUESTION, "passages": MANY[at:] + MANY[:at]} for at in range(2)]
     made = lm.generate_batch([{**one, "max_new_tokens": 6, "do_sample": False} for one in requests])
-    method = "query-likelihood:retrieve=2,attention=0.7+sequential"
+    method = "query-likelihood:retrieve=2,attention=0.7,bridge=1.5+sequential"
     assert made[0].text == found.text == asked(lm, MANY, method).text
     assert made[1].text == asked(lm, MANY[1:] + MANY[:1], method).text
     assert [len(one.windows) for one in made] == [2, 2]

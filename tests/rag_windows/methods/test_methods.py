@@ -81,6 +81,7 @@ def test_query_weights() -> None:
         *((PCED, {"gamma": one}, "PCED gamma must be") for one in (-1, math.nan, None)),
         *((QueryLikelihood, {"retrieve": one}, "retrieve must be") for one in (0, 1.5, "all")),
         (QueryLikelihood, {"gamma": -1}, "gamma must be"),
+        (QueryLikelihood, {"bridge": -1}, "bridge must be"),
         (QueryLikelihood, {"reader": StructuredPrompting()}, "structured-prompting.*use pcw"),
         (QueryLikelihood, {"reader": Linked(0.5)}, "linked.*use pcw"),
         (QueryLikelihood, {"reader": Codebook()}, "codebook: both choose"),

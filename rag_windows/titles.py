@@ -1,0 +1,54 @@
+"""Which of a question's passages name another one by its title."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from rag_windows.passage import Passage
+
+SHORTEST = 3
+"""Characters of the shortest title that counts: shorter ones stand in any text."""
+
+
+@dataclass(frozen=True, slots=True)
+class Titles:
+    """Titles and texts of the passages that a question brings.
+
+    Attributes:
+        passages: by the number of their citation group.
+        asked: what the user said: a title that stands there tells nothing about the passages.
+    """
+
+    passages: tuple[Passage, ...]
+    asked: str
+
+    def named_by(self, passage: int) -> frozenset[int]:
+        """Passages of other titles, by number, whose title stands in the text of this one.
+
+        It stands there as a word or several, written alike. What stands in brackets at a title's
+        end tells titles apart and is left out: "Heat (film)" is named by "Heat".
+        """
+        text, own = self.passages[passage].text, _bare(self.passages[passage].title)
+        said = self.asked.casefold()
+        return frozenset(
+            number
+            for number, one in enumerate(self.passages)
+            if len(title := _bare(one.title)) >= SHORTEST
+            and title != own
+            and _stands(title, text)
+            and not _stands(title.casefold(), said)
+        )
+
+
+def _bare(title: str | None) -> str:
+    return _BRACKETS.sub("", title or "").strip()
+
+
+_BRACKETS = re.compile(r"\s*\([^()]*\)\s*$")
+
+
+def _stands(words: str, text: str) -> bool:
+    if words not in text:
+        return False
+    return re.search(rf"(?<!\w){re.escape(words)}(?!\w)", text) is not None
