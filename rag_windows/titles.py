@@ -42,10 +42,9 @@ class Titles:
 
 
 def _bare(title: str | None) -> str:
-    return _BRACKETS.sub("", title or "").strip()
-
-
-_BRACKETS = re.compile(r"\s*\([^()]*\)\s*$")
+    bare = (title or "").strip()
+    opens = bare.rfind("(") if bare.endswith(")") else -1
+    return bare[:opens].rstrip() if opens > 0 else bare
 
 
 def _stands(words: str, text: str) -> bool:

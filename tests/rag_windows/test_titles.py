@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -54,6 +55,14 @@ def test_signs_of_patterns_are_letters_as_any() -> None:
         *(Passage("x", title=title) for title in ("C++", "[x]", "W.*n", "(a+)+$")),
     )
     assert Titles(passages, "?").named_by(0) == {1, 2}
+
+
+@pytest.mark.parametrize("title", [" " * 200_000, "(" * 200_000, "a (" * 70_000, "aa" * 100_000])
+def test_long_titles_take_no_time(title: str) -> None:
+    passages = Passage("a" * 100_000, title="A"), *[Passage("x", title=title)] * 50
+    begun = time.perf_counter()
+    Titles(passages, "?").named_by(0)
+    assert time.perf_counter() - begun < 5
 
 
 FILM = [
