@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 from rag_windows.passage import Passage
 
-SHORTEST = 3
-"""Characters of the shortest title that counts: shorter ones stand in any text."""
+SHORTEST, LONGEST = 3, 200
+"""Characters of titles that count: shorter ones stand in any text, and looking for a long one in a
+text made to almost hold it often takes time by the product of their lengths."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +27,7 @@ class Titles:
     def named_by(self, passage: int) -> frozenset[int]:
         """Passages of other titles, by number, whose title stands in the text of this one.
 
-        It stands there as a word or several, written alike. What stands in brackets at a title's
+        It stands there as a word or several, written alike, of 3 to 200 characters. What stands in brackets at a title's
         end tells titles apart and is left out: "Heat (film)" is named by "Heat".
         """
         text, own = self.passages[passage].text, _bare(self.passages[passage].title)
@@ -34,7 +35,7 @@ class Titles:
         return frozenset(
             number
             for number, one in enumerate(self.passages)
-            if len(title := _bare(one.title)) >= SHORTEST
+            if SHORTEST <= len(title := _bare(one.title)) <= LONGEST
             and title != own
             and _stands(title, text)
             and not _stands(title.casefold(), said)

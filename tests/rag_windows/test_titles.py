@@ -57,9 +57,11 @@ def test_signs_of_patterns_are_letters_as_any() -> None:
     assert Titles(passages, "?").named_by(0) == {1, 2}
 
 
-@pytest.mark.parametrize("title", [" " * 200_000, "(" * 200_000, "a (" * 70_000, "aa" * 100_000])
+@pytest.mark.parametrize(
+    "title", [" " * 200_000, "(" * 200_000, "a (" * 70_000, "a-" * 50_000, "a-" * 100]
+)
 def test_long_titles_take_no_time(title: str) -> None:
-    passages = Passage("a" * 100_000, title="A"), *[Passage("x", title=title)] * 50
+    passages = Passage("a-" * 100_000, title="A"), *[Passage("x", title=title)] * 20
     begun = time.perf_counter()
     Titles(passages, "?").named_by(0)
     assert time.perf_counter() - begun < 5
@@ -102,18 +104,16 @@ def test_what_the_first_names_comes_second(lm: WindowedLM) -> None:
 
 
 def test_names_of_names_count_where_more_are_read(lm: WindowedLM) -> None:
-    names = ["Aba Lom", "Ceda Ris", "Dor Min", "Ema Tal"]
-    passages = [
-        Passage(f"{one} knew {other}.", title=one)
-        for one, other in zip(names, [*names[1:], "nobody"], strict=True)
-    ]
-    passages += [Passage(f"{word} is a town.", title=word) for word in ("Birholm", "Sulava")]
-    rule = QueryLikelihood(1, reader=Sequential())
-    first = read(lm, passages, rule)[0]
-    chain = read(lm, passages, QueryLikelihood(3, bridge=1000.0, reader=Sequential()))
-    assert chain[0] == first
-    behind = [*range(first + 1, 4)][:2] if first < 4 else []
-    assert chain[1 : 1 + len(behind)] == behind
+    names = ["Aba Lom", "Ceda Ris", "Dor Min", "Ema Tal", "Fil Oska"]
+    for step in (1, 2):
+        # Whichever comes first, the next ones are known.
+        passages = [
+            Passage(f"{one} knew {names[(index + step) % 5]}.", title=one)
+            for index, one in enumerate(names)
+        ]
+        (first,) = read(lm, passages, QueryLikelihood(1, reader=Sequential()))
+        chain = read(lm, passages, QueryLikelihood(3, bridge=1000.0, reader=Sequential()))
+        assert chain == [(first + hop * step) % 5 for hop in range(3)]
 
 
 def test_a_score_reads_what_an_answer_reads(lm: WindowedLM) -> None:
