@@ -27,8 +27,9 @@ class Titles:
     def named_by(self, passage: int) -> frozenset[int]:
         """Passages of other titles, by number, whose title stands in the text of this one.
 
-        It stands there as a word or several, written alike, of 3 to 200 characters. What stands in brackets at a title's
-        end tells titles apart and is left out: "Heat (film)" is named by "Heat".
+        It stands there as a word or several, written alike, of 3 to 200 characters. What stands in
+        brackets at a title's end tells titles apart and is left out: "Heat (film)" is named by
+        "Heat".
         """
         text, own = self.passages[passage].text, _bare(self.passages[passage].title)
         said = self.asked.casefold()
