@@ -30,7 +30,7 @@ OFFLINE := HF_HUB_OFFLINE=1 TRANSFORMERS_OFFLINE=1 TOKENIZERS_PARALLELISM=false
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test check dist test-dist timing lint format docs docs-serve figures faults bench bench-report bench-cache bench-serve bench-serve-fleet bench-fleet gpu gpu-report gpu-wheels train train-learner vllm bench-vllm install clean
+.PHONY: help demo test check dist test-dist timing lint format docs docs-serve figures faults bench bench-report bench-cache bench-serve bench-serve-fleet gpu gpu-report gpu-wheels train train-learner vllm bench-vllm install clean
 
 help: ## show this list
 	@grep -E '^[a-z-]+:.*## ' $(firstword $(MAKEFILE_LIST)) | sed 's/:.*## /\t/' | expand -t 16
@@ -104,9 +104,6 @@ bench-serve: $(VENV)/.dev ## the server under load, with clients that leave and 
 
 bench-serve-fleet: $(VENV)/.dev ## three replicas and a store under load, with kills, and ways of routing: 10 to 40 minutes (ARGS="--questions 50")
 	$(OFFLINE) $(BIN)/python -m benchmarks.serve_fleet $(ARGS)
-
-bench-fleet: $(VENV)/.dev ## a fleet of up to 256 replicas, simulated: 5 minutes (ARGS="--quick", "--out")
-	$(OFFLINE) $(BIN)/python -m benchmarks.fleet $(ARGS)
 
 gpu: ## what a GPU gives: STAGE=table is what matters, in 7 minutes; without it all stages (FRESH=1, PYTHON_GPU=)
 	@$(PYTHON_GPU) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \

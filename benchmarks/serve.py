@@ -228,15 +228,13 @@ class Answer:
 
     Attributes:
         told: the message, or a stream's last delta: citations, and how windows were read.
-        begun: when it was asked for, by the monotonic clock.
-        first_s, whole_s: from then to the first text and to the end.
+        first_s, whole_s: from the request to the first text and to the end.
     """
 
     text: str
     told: Mapping[str, Any]
     usage: Mapping[str, Any]
     headers: Mapping[str, str]
-    begun: float
     first_s: float
     whole_s: float
 
@@ -271,7 +269,7 @@ async def _streamed(client: httpx.AsyncClient, question: Question) -> Answer:
             if line == "data: [DONE]" and last is not None:
                 whole_s = time.monotonic() - begun
                 first_s = first_s or whole_s
-                return Answer(text, last, usage, answer.headers, begun, first_s, whole_s)
+                return Answer(text, last, usage, answer.headers, first_s, whole_s)
             if not line.startswith("data: {"):
                 continue
             event = json.loads(line.removeprefix("data: "))
@@ -294,7 +292,7 @@ async def _whole(client: httpx.AsyncClient, question: Question) -> Answer:
     body = answer.json()
     told = body["choices"][0]["message"]
     whole_s = time.monotonic() - begun
-    return Answer(told["content"], told, body["usage"], answer.headers, begun, whole_s, whole_s)
+    return Answer(told["content"], told, body["usage"], answer.headers, whole_s, whole_s)
 
 
 def _note(question: Question, answer: Answer, run: Run) -> None:

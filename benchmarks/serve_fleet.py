@@ -31,7 +31,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from itertools import accumulate, product
 from pathlib import Path
 from typing import Any
@@ -40,15 +40,11 @@ import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
 from benchmarks import serve
-from benchmarks.fleet import Record, RecordedQuestion
 from benchmarks.serve import LONG_S, Answer, Question, Run, Server
-from rag_windows import BatchRequest, PassageCache, WindowedLM
-from rag_windows.cache.passage_cache import parse_size
-from rag_windows.request import Request
+from rag_windows import WindowedLM
 from rag_windows.samples import samples_path
 from rag_windows_eval.benchmark.result import table
 from rag_windows_retrievers import load_documents
-from rag_windows_server.fleet.router import PUBLISH_S
 
 TOPICS, OF_TOPIC, OWN, OTHERS = 60, 10, 6, 2
 PASSAGES = TOPICS * OF_TOPIC
@@ -61,21 +57,6 @@ REPLICA = "x-reader"
 AGAIN = "after another restart"
 PATIENT = ("--shared-wait", "5")
 """The shipped model encodes a passage in less time than any store takes."""
-
-
-@dataclass(frozen=True)
-class Asked(Question):
-    """A question whose passages others bring, too.
-
-    Attributes:
-        numbers: of its passages.
-        tokens: of the window of each of them.
-        own: tokens behind the windows, which are computed for every question.
-    """
-
-    numbers: tuple[int, ...] = ()
-    tokens: tuple[int, ...] = ()
-    own: int = 0
 
 
 def drawn(count: int, seed: int = 0) -> list[tuple[int, ...]]:
@@ -98,7 +79,7 @@ def drawn(count: int, seed: int = 0) -> list[tuple[int, ...]]:
     return questions
 
 
-def questions(count: int, seed: int = 0) -> list[Asked]:
+def questions(count: int, seed: int = 0) -> list[Question]:
     """Questions that share passages, with the answers of `generate`."""
     rng = random.Random(seed)
     lines = (samples_path() / "questions.jsonl").read_text(encoding="utf-8").splitlines()
@@ -116,13 +97,7 @@ def questions(count: int, seed: int = 0) -> list[Asked]:
         text = rng.choice(known or list(asked_of.values()))
         passages = [texts[one] for one in numbers]
         shape: dict[str, Any] = {"long": index % 4 == 0, "streamed": rng.random() < 0.5}
-        request = Request.of(lm.engine, BatchRequest(text, passages))
-        shape |= {
-            "numbers": numbers,
-            "tokens": tuple(len(window.ids) for window in request.parts.windows),
-            "own": len(request.parts.query_ids),
-        }
-        made.append(serve.with_answer(lm, Asked(text, passages, "", [], **shape)))
+        made.append(serve.with_answer(lm, Question(text, passages, "", [], **shape)))
     return made
 
 
@@ -161,7 +136,7 @@ class Fleet(Run):
     Attributes:
         tokens: of each answered question, those of its prompt that were computed.
         windows: of each answered question, those that were encoded.
-        recorded: of each answered question, what the simulator reads.
+        replicas: that answered each of them.
         routing: its name; empty for the server without replicas.
         shared: whether there was a store.
         start_s, stop_s: until it was ready, and until its process was gone.
@@ -172,7 +147,7 @@ class Fleet(Run):
 
     tokens: list[int] = field(default_factory=list)
     windows: list[int] = field(default_factory=list)
-    recorded: list[RecordedQuestion] = field(default_factory=list)
+    replicas: list[str] = field(default_factory=list)
     routing: str = ""
     shared: bool = False
     start_s: float = 0.0
@@ -181,23 +156,13 @@ class Fleet(Run):
     memory_mib: dict[str, float] = field(default_factory=dict)
     behind: int = 0
 
-    def add(self, question: Asked, answer: Answer, begun: float) -> None:
-        """Note what an answer took; the run began at this time of the monotonic clock."""
+    def add(self, answer: Answer) -> None:
+        """Note what an answer took."""
         rag, usage = answer.told["rag"], answer.usage
         computed = usage["prompt_tokens"] - usage["prompt_tokens_details"]["cached_tokens"]
-        windows = rag["windows"] - rag["cached_windows"]
         self.tokens.append(computed)
-        self.windows.append(windows)
-        told = RecordedQuestion(
-            arrival_s=answer.begun - begun,
-            passages=list(question.numbers),
-            tokens=list(question.tokens),
-            replica=answer.headers.get(REPLICA, ""),
-            encoded_tokens=min(sum(question.tokens), computed - question.own) if windows else 0,
-            first_token_s=answer.first_s,
-            whole_s=answer.whole_s,
-        )
-        self.recorded.append(told)
+        self.windows.append(rag["windows"] - rag["cached_windows"])
+        self.replicas.append(answer.headers.get(REPLICA, ""))
 
     def count(self, name: str) -> float:
         """A counter, of all replicas."""
@@ -255,7 +220,7 @@ def counted(text: str) -> dict[str, dict[str, float]]:
     return found
 
 
-async def asked_all(server: Server, run: Fleet, asked: Sequence[Asked]) -> None:
+async def asked_all(server: Server, run: Fleet, asked: Sequence[Question]) -> None:
     """Ask all questions, so many at a time; replicas are killed on the way."""
     rng = random.Random(0)
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=run.clients)
@@ -269,7 +234,7 @@ async def asked_all(server: Server, run: Fleet, asked: Sequence[Asked]) -> None:
             for question in line:
                 answer = await serve.answered(client, question, run)
                 if answer is not None:
-                    run.add(question, answer, begun)
+                    run.add(answer)
 
         async def killer() -> None:
             for number in range(run.kills):
@@ -299,7 +264,7 @@ async def asked_all(server: Server, run: Fleet, asked: Sequence[Asked]) -> None:
 
 
 async def measured(
-    run: Fleet, asked: Sequence[Asked], options: Sequence[str], environment: Mapping[str, str]
+    run: Fleet, asked: Sequence[Question], options: Sequence[str], environment: Mapping[str, str]
 ) -> None:
     """Start a server, ask all questions, stop it."""
     with tempfile.TemporaryDirectory(prefix="rag-windows-fleet-") as folder:
@@ -330,7 +295,7 @@ def _still(pids: Iterable[int]) -> list[int]:
 
 
 async def proved(
-    asked: Sequence[Asked], replicas: int, clients: int
+    asked: Sequence[Question], replicas: int, clients: int
 ) -> AsyncGenerator[Fleet, None]:
     """Ask a server, replicas with two kills, and these after restarts of all but the store."""
     size = len(asked), clients
@@ -348,7 +313,7 @@ async def proved(
 
 
 async def routed(
-    asked: Sequence[Asked], replicas: int, clients: int, memory: str, routings: Sequence[str]
+    asked: Sequence[Question], replicas: int, clients: int, memory: str, routings: Sequence[str]
 ) -> AsyncGenerator[Fleet, None]:
     """Ask by several ways of routing, without a store and with an empty one."""
     for shared, routing in product((False, True), routings):
@@ -368,7 +333,7 @@ def shown(runs: Sequence[Fleet]) -> list[str]:
         first = sorted(run.first_s) or [0.0]
         middle, late = statistics.median(first), first[min(len(first) - 1, int(0.99 * len(first)))]
         reads = run.count("shared: hits") / max(1, len(first))
-        answered = Counter(one.replica for one in run.recorded).values()
+        answered = Counter(run.replicas).values()
         rows.append(
             [
                 run.name,
@@ -388,33 +353,6 @@ def shown(runs: Sequence[Fleet]) -> list[str]:
     head = ["run", "questions", "kills", "wrong", "lost", "asked again", "tokens computed"]
     head += ["windows computed", "windows from the store", "busiest replica", "answers/s"]
     return table([*head, "first token: p50, p99"], rows)
-
-
-def record(run: Fleet, memory: str, token_bytes: float, command: str) -> Record:
-    """A run for the simulator."""
-    return Record.model_validate(
-        {
-            "routing": run.routing,
-            "replicas": list(run.counters),
-            "memory_bytes": parse_size(memory, "memory"),
-            "token_bytes": token_bytes,
-            "publish_s": PUBLISH_S,
-            "questions": sorted(run.recorded, key=lambda one: one.arrival_s),
-            "machine": f"{os.cpu_count()} cores, no GPU",
-            "command": command,
-        }
-    )
-
-
-def token_bytes(asked: Sequence[Asked]) -> float:
-    """Bytes of the memory tier for each token of the passages in it."""
-    with PassageCache(memory="4GiB") as cache:
-        lm = WindowedLM.from_pretrained("tiny-reader", device_map="cpu", cache=cache)
-        sizes: dict[str, int] = {}
-        for one in asked:
-            sizes |= zip(one.passages, one.tokens, strict=True)
-        lm.warm(list(sizes))
-        return cache.stats().tiers["memory"].bytes / sum(sizes.values())
 
 
 def main(given: Sequence[str] | None = None) -> None:
@@ -439,26 +377,21 @@ def main(given: Sequence[str] | None = None) -> None:
 
 async def _all(options: argparse.Namespace) -> list[Fleet]:
     asked, size = questions(options.questions), (options.replicas, options.clients)
-    each = token_bytes(asked)
     proof = () if options.no_kills else (proved(asked, *size),)
     runs = []
     for some in (*proof, routed(asked, *size, options.memory, options.routings)):
         async for run in some:
             runs.append(run)
             if options.out:
-                write(run, options.memory, each, options.out)
+                write(run, options.out)
     return runs
 
 
-def write(run: Fleet, memory: str, token_bytes: float, folder: Path) -> None:
-    """A run, and of a routing without a store what the simulator reads."""
+def write(run: Fleet, folder: Path) -> None:
+    """A run as a file of its name."""
     folder.mkdir(parents=True, exist_ok=True)
-    made = {"run": asdict(replace(run, recorded=[]))}
-    if run.routing and not run.shared:
-        made["record"] = record(run, memory, token_bytes, f"--routing {run.routing}").model_dump()
-    for kind, one in made.items():
-        path = folder / f"{kind} {run.name}.json".replace(", ", "-").replace(" ", "-")
-        path.write_text(json.dumps(_rounded(one)) + "\n", encoding="utf-8")
+    path = folder / f"run {run.name}.json".replace(", ", "-").replace(" ", "-")
+    path.write_text(json.dumps(_rounded(asdict(run))) + "\n", encoding="utf-8")
 
 
 def _rounded(value: Any) -> Any:

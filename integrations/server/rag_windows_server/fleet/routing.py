@@ -1,8 +1,8 @@
 """Which replica answers a question: pure functions of what replicas hold and how busy they are.
 
-The router of a fleet and the simulator in benchmarks/fleet.py call the same ones. Passages are
-known by numbers of 32 bits, made with the tenant's salt: a replica that holds n passages seems to
-hold one that it does not hold with a probability of n / 2**32, and then encodes it.
+Passages are known by numbers of 32 bits, made with the tenant's salt: a replica that holds n
+passages seems to hold one that it does not hold with a probability of n / 2**32, and then encodes
+it.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ from rag_windows.request import content_label
 LOAD_SHARE = 0.05
 """A question in progress at a replica counts as much as this share of a question's passages.
 
-One of twenty passages: from 0.01 to 0.1 simulated fleets encode and wait about the same, and above
-that they give up what is resident for differences of load that do not last.
+One of twenty passages: in simulations, which are in the repository's history, fleets encoded and
+waited about the same from 0.01 to 0.1, and above that gave up what is resident for differences of
+load that did not last.
 """
 
 SENT_S = 5.0
