@@ -86,10 +86,6 @@ train-learner: $(VENV)/.dev ## train a learner from the shipped reader into runs
 	$(BIN)/python -m training.train --out runs/learner \
 		--curriculum learner --weights rag_windows/models/tiny-reader --steps 1200 $(ARGS)
 
-train-connector: $(VENV)/.dev ## train a connector from the shipped reader into runs/connector: hours (ARGS="--device cuda --workers 14")
-	$(BIN)/python -m training.train --out runs/connector --curriculum connector \
-		--weights rag_windows/models/tiny-reader --layers 8 --rate 0.7 --steps 6000 $(ARGS)
-
 bench: $(VENV)/.demo ## speed beside transformers: 2 minutes (ARGS="--context 8192")
 	$(OFFLINE) $(BIN)/rag-windows bench --context 2048 --rounds 3 $(ARGS)
 

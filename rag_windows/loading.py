@@ -107,7 +107,7 @@ def layer_devices(model: PreTrainedModel) -> list[torch.device]:
 EMBEDDED = ("tiny-reader",)
 """Models that are shipped with the package."""
 
-IN_REPOSITORY = ("tiny-connector", "tiny-learner")
+IN_REPOSITORY = ("tiny-learner",)
 """Models of the repository that the package leaves out; in a clone their names load them, too."""
 
 SEVERAL = ("auto", "balanced", "balanced_low_0", "sequential")

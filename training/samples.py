@@ -96,33 +96,16 @@ class Turn:
 
 
 @dataclass(frozen=True, slots=True)
-class Hint:
-    """Whom the characters from `start` to before `end` of a passage's text are about.
-
-    `link` is the entity of another passage that names this one as its founder, author ...
-    """
-
-    start: int
-    end: int
-    name: str
-    link: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class Sample:
     """A context with its conversation: (title, text) of each passage, then the turns.
 
-    `before` is text of the user's first message in front of the passages, `documents` the number of
-    the document that each passage is a part of, where passages are parts. `hints` say, of each
-    passage, whom its values are about, where a reader is to be taught that.
+    `before` is text of the user's first message in front of the passages.
     """
 
     passages: tuple[tuple[str | None, str], ...]
     turns: tuple[Turn, ...]
     system: str | None = None
     before: str = ""
-    documents: tuple[int, ...] = ()
-    hints: tuple[tuple[Hint, ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

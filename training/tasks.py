@@ -7,22 +7,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from training.connected import Connected, draw_connected
-from training.samples import Demonstrations, Recipe, Sample, draw_sample
+from training.samples import Demonstrations, Recipe, draw_sample
 from training.world import Split
 
-AnyRecipe = Recipe | Demonstrations | Connected
-
-
-def draw(rng: np.random.Generator, recipe: AnyRecipe, split: Split = "train") -> Sample:
-    """Draws one context with its conversation, from a recipe of any kind."""
-    if isinstance(recipe, Connected):
-        return draw_connected(rng, recipe, split)
-    return draw_sample(rng, recipe, split)
-
-
 PLAIN = Recipe(1, questions=1, fewer=0.0, mixed=0.0, system=0.0)
-TASKS: Mapping[str, AnyRecipe] = {
+TASKS: Mapping[str, Recipe | Demonstrations] = {
     # One question with the full name; full names in every sentence.
     "single": PLAIN,
     # As above, but half of the names share a word with another name.
@@ -37,19 +26,9 @@ TASKS: Mapping[str, AnyRecipe] = {
     "two-hop": replace(PLAIN, linked=True, hops=1.0),
     # Made-up words with made-up labels, eight demonstrations a passage.
     "classification": Demonstrations(1, questions=1),
-    # One passage does not say whom it is about, or what holds; see `Connected`.
-    "split documents": Connected("split documents", 1, questions=1),
-    "aliases": Connected("aliases", 1, questions=1),
-    "joined": Connected("joined", 1, questions=1),
-    "joined by name": Connected("joined by name", 1, questions=1),
-    "corrections": Connected("corrections", 1, questions=1),
     # Every name shares a word with another one's, and all state the same relations.
     "many alike": replace(PLAIN, kin=1.0),
 }
-CONNECTED = [name for name, recipe in TASKS.items() if isinstance(recipe, Connected)]
-"""Tasks whose passages need one another."""
-NEEDS_TWO = {"two-hop", *CONNECTED}
-"""Tasks whose questions need more than one passage."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,15 +36,13 @@ class Case:
     """One question over passages: (title, text) pairs, messages before it, the right answer.
 
     `blind` is the chance of being right for a reader that knows the kind of entity and the relation
-    but not the entity; for classification, of one that knows the labels. `documents` are the
-    numbers of the documents that the passages are parts of.
+    but not the entity; for classification, of one that knows the labels.
     """
 
     passages: tuple[tuple[str | None, str], ...]
     messages: tuple[Mapping[str, str], ...]
     answer: str
     blind: float
-    documents: tuple[int, ...] = ()
 
 
 def draw_case(
@@ -76,16 +53,16 @@ def draw_case(
     Raises:
         ValueError: the task needs two passages at least.
     """
-    if passages < 2 and task in NEEDS_TWO:
+    if passages < 2 and task == "two-hop":
         raise ValueError(f"the task {task!r} needs at least 2 passages, not {passages}")
     plain = TASKS[task]
-    recipe: AnyRecipe = (
+    recipe: Recipe | Demonstrations = (
         replace(plain, entities=passages)
         if isinstance(plain, Recipe)
         else replace(plain, passages=passages)
     )
     wanted = "single" if task in ("kin", "pronouns", "many alike") else task
-    while (sample := draw(rng, recipe, split)).turns[-1].task != wanted:
+    while (sample := draw_sample(rng, recipe, split)).turns[-1].task != wanted:
         pass
     *before, last = sample.turns
     messages: list[Mapping[str, str]] = []
@@ -93,4 +70,4 @@ def draw_case(
         messages.append({"role": "user", "content": turn.question})
         messages.append({"role": "assistant", "content": turn.answer})
     messages.append({"role": "user", "content": last.question})
-    return Case(sample.passages, tuple(messages), last.answer, last.blind, sample.documents)
+    return Case(sample.passages, tuple(messages), last.answer, last.blind)

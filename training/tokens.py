@@ -20,7 +20,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedTokenizerFast
 
-from training.samples import Hint, Sample
+from training.samples import Sample
 from training.world import COMMON, KINDS, LABELS, MADE_UP, NOT_STATED, SYSTEM_PROMPTS, NamesOf
 
 BEGIN, END, PAD = "<|begin|>", "<|end|>", "<|pad|>"
@@ -100,16 +100,11 @@ PASSAGE_GAP, QUERY_GAP = 16, 256
 """Jitter: greatest gaps in the positions, in tokens, before a passage and before the questions."""
 
 
-HINTS = 4
-"""What a hint names: the two words of whom a value is about, and the two of who names that one."""
-
-
 class Part(NamedTuple):
-    """Of a piece of a sequence: ids, loss marks, and hints (`HINTS` ids, 0 for none) by token."""
+    """Of a piece of a sequence: ids and loss marks by token."""
 
     ids: list[int]
     loss: list[int]
-    hints: list[Sequence[int]]
 
 
 class Batch(NamedTuple):
@@ -117,17 +112,12 @@ class Batch(NamedTuple):
 
     `ids`, `positions`: (batch, length) int64. `loss`: (batch, length) int64, `ANSWER` at the first
     token of an answer, `REST` at its other tokens and its end, `NAME` at the second word of a name
-    that was mentioned before, 0 elsewhere. `hints`: (batch, length, `HINTS`) int64, the ids of
-    words that say whom a token is about; 0 for none.
+    that was mentioned before, 0 elsewhere.
     """
 
     ids: torch.Tensor
     positions: torch.Tensor
     loss: torch.Tensor
-    hints: torch.Tensor
-
-
-NONE = (0,) * HINTS
 
 
 def _passage(title: str | None, text: str) -> str:
@@ -157,34 +147,19 @@ class Encoder:
         pairs = zip([-1, *ids[:-1]], ids, strict=True)
         return [NAME if b in before and a == after else 0 for b, a in pairs]
 
-    def hinted(self, title: str | None, text: str, hints: Sequence[Hint]) -> list[Sequence[int]]:
-        """The hints of each token of a passage."""
-        whole = _passage(title, text)
-        ends = self.tokenizer.backend_tokenizer.encode(whole, add_special_tokens=False).offsets
-        made: list[Sequence[int]] = [NONE] * len(ends)
-        before = len(whole) - len(_passage(None, text))
-        for hint in hints:
-            words = [*hint.name.split(" "), *(hint.link.split(" ") if hint.link else ())]
-            ids = [self.text(f" {word}")[0] for word in words] + [0, 0]
-            for token, (_, end) in enumerate(ends):
-                if before + hint.start < end <= before + hint.end:
-                    made[token] = ids[:HINTS]
-        return made
-
     def parts(self, sample: Sample) -> list[Part]:
         """The prefix, each passage and, last, the conversation."""
         head = [self.begin]
         if sample.system is not None:
             head += [self.system, *self.text(sample.system), self.end]
         head += [self.user, *self.text(sample.before)]
-        parts = [Part(head, [0] * len(head), [NONE] * len(head))]
-        for number, (title, text) in enumerate(sample.passages):
+        parts = [Part(head, [0] * len(head))]
+        for title, text in sample.passages:
             ids = self.text(_passage(title, text))
             # The title itself comes out of nowhere.
             known = len(self.text(title or ""))
             marks = [0] * known + self.name_marks(ids, title)[known:]
-            hints = self.hinted(title, text, sample.hints[number]) if sample.hints else None
-            parts.append(Part(ids, marks, hints or [NONE] * len(ids)))
+            parts.append(Part(ids, marks))
         ids, loss = [], []
         for n, turn in enumerate(sample.turns):
             question = [self.user] if n else []
@@ -195,7 +170,7 @@ class Encoder:
                 marks[len(self.text(turn.steps))] = ANSWER
             ids += question + answer
             loss += self.name_marks(question, turn.name) + marks
-        return [*parts, Part(ids, loss, [NONE] * len(ids))]
+        return [*parts, Part(ids, loss)]
 
     def batch(self, samples: Sequence[Sample], rng: np.random.Generator, jitter: float) -> Batch:
         """Encodes samples; with chance `jitter` each gets gaps in its positions between parts."""
@@ -204,22 +179,20 @@ class Encoder:
             row: list[int] = []
             marks: list[int] = []
             places: list[int] = []
-            hinted: list[Sequence[int]] = []
             parts = self.parts(sample)
             shifted = rng.random() < jitter
             position = 0
-            for n, (ids, loss, hints) in enumerate(parts):
+            for n, (ids, loss) in enumerate(parts):
                 if shifted and n:
                     last = n == len(parts) - 1
                     position += int(rng.integers(0, QUERY_GAP if last else PASSAGE_GAP))
                 row += ids
                 marks += loss
-                hinted += hints
                 places += range(position, position + len(ids))
                 position += len(ids)
-            rows.append((row, places, marks, hinted))
+            rows.append((row, places, marks))
         padded = [
             pad_sequence([torch.tensor(one) for one in column], True, fill)
-            for column, fill in zip(zip(*rows, strict=True), (self.pad, 0, 0, 0), strict=True)
+            for column, fill in zip(zip(*rows, strict=True), (self.pad, 0, 0), strict=True)
         ]
         return Batch(*padded)

@@ -10,20 +10,16 @@ all four stay frozen; without it such a model stays blind to names for hours.
 
 The curriculum is the order of training: what a batch may be made of, how often, and when a level is
 passed. The reader: more passages first, then harder names, pronouns and follow-ups. The learner
-goes on from the reader: in-context classification, and links between passages. The connector does
-so with more layers (`--layers 8`): passages that need one another, and many that are alike. Beside
-the answers it is taught whom each value is about, where a passage alone does not tell: what it has
-read two layers before its last one must name that entity. What reads these names off is not kept.
+goes on from the reader: in-context classification, and links between passages.
 """
 
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 import logging
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -32,14 +28,11 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import save_file
 from torch import nn
-from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from transformers.utils.logging import disable_progress_bar
 
-from training.connected import Connected, Task
-from training.samples import Demonstrations, Recipe
-from training.tasks import AnyRecipe, draw
-from training.tokens import ANSWER, HINTS, Batch, Encoder, spaced_pairs, train_tokenizer
+from training.samples import Demonstrations, Recipe, draw_sample
+from training.tokens import ANSWER, Batch, Encoder, spaced_pairs, train_tokenizer
 
 log = logging.getLogger("training")
 
@@ -124,7 +117,7 @@ def _prepare(model: LlamaForCausalLM, pairs: Iterable[tuple[int, int]]) -> None:
         table[spaced] = table[bare] + space + torch.randn(table.shape[1]) * SPACED_STD
 
 
-def new_reader(tokenizer: PreTrainedTokenizerFast, seed: int, layers: int = 4) -> LlamaForCausalLM:
+def new_reader(tokenizer: PreTrainedTokenizerFast, seed: int) -> LlamaForCausalLM:
     """An untrained reader, fp32, reproducible from the seed, its positional heads frozen.
 
     A Llama with biases on query, key, value and output, and tied embeddings.
@@ -139,7 +132,7 @@ def new_reader(tokenizer: PreTrainedTokenizerFast, seed: int, layers: int = 4) -
         vocab_size=len(tokenizer),
         hidden_size=128,
         intermediate_size=384,
-        num_hidden_layers=layers,
+        num_hidden_layers=4,
         num_attention_heads=HEADS,
         head_dim=HEAD_SIZE,
         max_position_embeddings=8192,
@@ -159,24 +152,19 @@ def new_reader(tokenizer: PreTrainedTokenizerFast, seed: int, layers: int = 4) -
 
 @torch.no_grad()
 def start_from(model: LlamaForCausalLM, folder: Path) -> None:
-    """Puts the weights of a model folder into `model`, which may have more layers behind its own.
+    """Puts the weights of a model folder into `model`.
 
-    Those begin by adding nothing. The frozen queries and keys stay the model's own: in a shipped
-    folder they are rounded to fp16.
+    The frozen queries and keys stay the model's own: in a shipped folder they are rounded to fp16.
 
     Raises:
-        ValueError: the model has fewer layers, or other shapes.
+        ValueError: the model has other shapes.
     """
     frozen = [parameter.clone() for parameter in frozen_parameters(model)]
     trained = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    shapes = {name: tensor.shape for name, tensor in model.state_dict().items()}
-    weights = trained.state_dict()
-    if any(shapes.get(name) != tensor.shape for name, tensor in weights.items()):
-        raise ValueError(f"the weights in {folder} do not fit: other shapes, or more layers")
-    model.load_state_dict(weights, strict=False)
-    for layer in model.model.layers[trained.config.num_hidden_layers :]:
-        layer.self_attn.o_proj.weight.zero_()
-        layer.mlp.down_proj.weight.zero_()
+    try:
+        model.load_state_dict(trained.state_dict())
+    except RuntimeError as error:
+        raise ValueError(f"the weights in {folder} do not fit: they have other shapes") from error
     for parameter, own in zip(frozen_parameters(model), frozen, strict=True):
         parameter.copy_(own)
 
@@ -188,7 +176,7 @@ class Level:
     That is when a running mean of right answers exceeds `passed`, or after `MAX_STEPS` steps.
     """
 
-    recipe: AnyRecipe
+    recipe: Recipe | Demonstrations
     share: float
     passed: float = 0.9
 
@@ -210,24 +198,6 @@ def _wide(entities: int, questions: int, facts: int = 4) -> Recipe:
 
 def _linked(entities: int, questions: int) -> Recipe:
     return replace(_wide(entities, questions), linked=True, hops=0.6)
-
-
-def _connected(passages: int, questions: int, share: float) -> list[Level]:
-    """A level a task, the harder ones more often.
-
-    Few questions of many facts: one that was asked before could copy its answer from there.
-    """
-    parts: Mapping[Task, float] = {
-        "split documents": 0.15,
-        "corrections": 0.25,
-        "aliases": 0.2,
-        "joined": 0.15,
-        "joined by name": 0.25,
-    }
-    return [
-        Level(Connected(task, passages, questions=questions, plain=0.15), share * part, 0.85)
-        for task, part in parts.items()
-    ]
 
 
 CURRICULA: Mapping[str, tuple[Level, ...]] = {
@@ -254,13 +224,6 @@ CURRICULA: Mapping[str, tuple[Level, ...]] = {
         Level(_linked(2, 12), 0.06),
         Level(_linked(4, 12), 0.10),
         Level(_linked(8, 16), 0.18),
-    ),
-    "connector": (
-        Level(_wide(8, 24), 0.06, 0.85),
-        Level(Recipe(16, facts=4, questions=16, kin=1.0), 0.10, 0.85),
-        *_connected(2, 3, 0.02),
-        *_connected(4, 4, 0.28),
-        *_connected(8, 6, 0.55),
     ),
 }
 MIN_STEPS, MAX_STEPS, MEMORY = 30, 250, 0.95
@@ -306,8 +269,6 @@ WARM_UP, DECAY_FROM = 100, 0.5
 """Steps of warm-up, and the share of all steps behind which the learning rate falls."""
 MUON_RATE, ADAM_RATE = 0.02, 2e-3
 """Learning rates of a new reader after warm-up, before the final decrease."""
-HINT_WEIGHT = 1.0
-"""Weight of the loss of the hints beside that of the answers."""
 MAX_BYTES = 12_000_000
 """Of a shipped model's weights."""
 SAVE_EVERY = 50
@@ -319,9 +280,7 @@ CHECKPOINT = "checkpoint.pt"
 class Settings:
     """What a run is made of; `tokens` are those of a batch, `batches` those of a step.
 
-    The gradients of a step's batches are averaged. `rate` multiplies both learning rates. `workers`
-    processes draw the batches ahead, by what the curriculum said then; 0: this one does, in time.
-    A run with `minutes` ends by the clock, after fewer steps where they take long.
+    The gradients of a step's batches are averaged.
     """
 
     out: Path
@@ -332,129 +291,84 @@ class Settings:
     batches: int = 2
     curriculum: str = "reader"
     weights: Path | None = None
-    layers: int = 4
-    rate: float = 1.0
-    workers: int = 0
-    minutes: float | None = None
 
 
-class Steps(IterableDataset[tuple[int, list[Batch]]]):
-    """The steps of a run, from one on: the level of each, and its batches.
-
-    `first` is the number of the first one, (levels,) `chances` are float64, those of the levels,
-    shared with the processes that draw.
-    """
+class Draws:
+    """What each step of a run reads, from its number alone."""
 
     def __init__(self, settings: Settings, encoder: Encoder) -> None:
-        self.settings, self.encoder, self.first = settings, encoder, 0
+        self.settings, self.encoder = settings, encoder
         self.levels = CURRICULA[settings.curriculum]
-        self.chances = torch.zeros(len(self.levels), dtype=torch.float64).share_memory_()
 
-    def __iter__(self) -> Iterator[tuple[int, list[Batch]]]:
-        settings, worker = self.settings, get_worker_info()
-        own, workers = (0, 1) if worker is None else (worker.id, worker.num_workers)
-        for step in itertools.count(self.first + own, workers):
-            rng = np.random.default_rng([settings.seed, step])
-            level = int(rng.choice(len(self.levels), p=self.chances.numpy()))
-            numbers = range(1, settings.batches + 1)
-            seeds = [[settings.seed, step, number] for number in numbers]
-            yield level, [self.draw(level, np.random.default_rng(seed)) for seed in seeds]
+    def of_step(self, step: int, chances: np.ndarray) -> tuple[int, list[Batch]]:
+        """The level of a step, by the chances of each (levels,), and its batches."""
+        seed, numbers = self.settings.seed, range(1, self.settings.batches + 1)
+        level = int(np.random.default_rng([seed, step]).choice(len(self.levels), p=chances))
+        rngs = (np.random.default_rng([seed, step, number]) for number in numbers)
+        return level, [self.draw(level, rng) for rng in rngs]
 
     def draw(self, level: int, rng: np.random.Generator) -> Batch:
         """A batch of one level with about `tokens` tokens."""
         recipe = self.levels[level].recipe
-        first = draw(rng, recipe)
+        first = draw_sample(rng, recipe)
         count = self.settings.tokens // sum(len(part.ids) for part in self.encoder.parts(first))
-        samples = [first, *(draw(rng, recipe) for _ in range(count - 1))]
+        samples = [first, *(draw_sample(rng, recipe) for _ in range(count - 1))]
         return self.encoder.batch(samples, rng, recipe.jitter)
 
 
-class Losses(nn.Module):
-    """What is minimized; it has the weights that read hints off what a model has read."""
-
-    def __init__(self, model: LlamaForCausalLM) -> None:
-        super().__init__()
-        size, self.layer = model.config.hidden_size, model.config.num_hidden_layers - 2
-        self.hints = nn.Linear(size, HINTS * size, bias=False)
-
-    def forward(self, model: LlamaForCausalLM, batch: Batch) -> tuple[torch.Tensor, ...]:
-        """(loss, share of answers whose first token is right, share of hinted words right)."""
-        # An explicit mask: without one, transformers would take gaps in the positions for the
-        # borders of packed sequences.
-        found = model.model(
-            input_ids=batch.ids,
-            attention_mask=torch.ones_like(batch.ids),
-            position_ids=batch.positions,
-            use_cache=False,
-            output_hidden_states=True,
-        )
-        marks = batch.loss[:, 1:]
-        chosen = marks > 0
-        logits = model.lm_head(found.last_hidden_state[:, :-1][chosen]).float()
-        target = batch.ids[:, 1:][chosen]
-        first = marks[chosen] == ANSWER
-        weights = logits.new_tensor(WEIGHTS)[marks[chosen]]
-        right = (logits.detach().argmax(-1) == target)[first].float().mean()
-        losses = F.cross_entropy(logits, target, reduction="none")
-        loss = (losses * weights).sum() / weights.sum()
-        named = batch.hints[..., 0] > 0
-        if not bool(named.any()):
-            return loss, right, torch.ones_like(right)
-        hidden = F.rms_norm(found.hidden_states[self.layer][named], (self.hints.in_features,))
-        words = model.lm_head(self.hints(hidden).unflatten(-1, (HINTS, -1))).flatten(0, 1).float()
-        asked = batch.hints[named].flatten()
-        read = F.cross_entropy(words, asked.masked_fill(asked == 0, -100), ignore_index=-100)
-        known = (words.detach().argmax(-1) == asked)[asked > 0].float().mean()
-        return loss + HINT_WEIGHT * read, right, known
+def losses_of(model: LlamaForCausalLM, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+    """(loss, share of answers whose first token is right)."""
+    # An explicit mask: without one, transformers would take gaps in the positions for the
+    # borders of packed sequences.
+    found = model.model(
+        input_ids=batch.ids,
+        attention_mask=torch.ones_like(batch.ids),
+        position_ids=batch.positions,
+        use_cache=False,
+    )
+    marks = batch.loss[:, 1:]
+    chosen = marks > 0
+    logits = model.lm_head(found.last_hidden_state[:, :-1][chosen]).float()
+    target = batch.ids[:, 1:][chosen]
+    first = marks[chosen] == ANSWER
+    weights = logits.new_tensor(WEIGHTS)[marks[chosen]]
+    right = (logits.detach().argmax(-1) == target)[first].float().mean()
+    losses = F.cross_entropy(logits, target, reduction="none")
+    return (losses * weights).sum() / weights.sum(), right
 
 
 class Trainer:
     """One run: model, optimizers, curriculum and the generator of its data."""
 
     def __init__(self, settings: Settings, tokenizer: PreTrainedTokenizerFast) -> None:
-        self.settings, self.data = settings, Steps(settings, Encoder(tokenizer))
-        model = new_reader(tokenizer, settings.seed, settings.layers)
+        self.settings, self.data = settings, Draws(settings, Encoder(tokenizer))
+        model = new_reader(tokenizer, settings.seed)
         if settings.weights is not None:
             start_from(model, settings.weights)
         self.model = model.to(settings.device)
-        torch.manual_seed(settings.seed)
-        self.losses = Losses(model).to(settings.device)
         self.trained = [p for p in self.model.parameters() if p.requires_grad]
         # Muon for the matrices, AdamW for embeddings, biases and norms.
         table = self.model.get_input_embeddings().weight
         matrices = [p for p in self.trained if p.ndim == 2 and p is not table]
         rest = [p for p in self.trained if p.ndim != 2 or p is table]
-        self.trained += self.losses.parameters()
-        rates = MUON_RATE * settings.rate, ADAM_RATE * settings.rate
+        rates = MUON_RATE, ADAM_RATE
         muon = torch.optim.Muon(
-            matrices, lr=rates[0], momentum=0.95, weight_decay=0.01, adjust_lr_fn="original"
+            matrices, lr=MUON_RATE, momentum=0.95, weight_decay=0.01, adjust_lr_fn="original"
         )
-        rest += self.losses.parameters()
-        adam = torch.optim.AdamW(rest, lr=rates[1], betas=(0.9, 0.95), weight_decay=0.0)
+        adam = torch.optim.AdamW(rest, lr=ADAM_RATE, betas=(0.9, 0.95), weight_decay=0.0)
         self.optimizers = dict[torch.optim.Optimizer, float](zip((muon, adam), rates, strict=True))
         self.curriculum = Curriculum(settings.curriculum)
-        self.step, self.known, self.seconds = 0, 0.0, 0.0
-        self._steps: Iterator[tuple[int, list[Batch]]] | None = None
-
-    def _next(self) -> tuple[int, list[Batch]]:
-        """The level and the batches of the next step."""
-        self.data.chances.copy_(torch.from_numpy(self.curriculum.chances()))
-        if self._steps is None:
-            self.data.first, workers = self.step, self.settings.workers
-            self._steps = iter(DataLoader(self.data, batch_size=None, num_workers=workers))
-        return next(self._steps)
+        self.step, self.seconds = 0, 0.0
 
     @property
     def done(self) -> float:
         """How much of the run lies behind, from 0 to 1."""
-        minutes = self.settings.minutes
-        by_the_clock = 0.0 if minutes is None else self.seconds / (60 * minutes)
-        return min(1.0, max(self.step / self.settings.steps, by_the_clock))
+        return min(1.0, self.step / self.settings.steps)
 
     def train_step(self) -> float:
         """One step over batches of one level; returns their loss."""
         settings, begun = self.settings, time.monotonic()
-        level, batches = self._next()
+        level, batches = self.data.of_step(self.step, self.curriculum.chances())
         # Warm-up, constant, then a line down to 2%.
         tail = (1 - self.done) / (1 - DECAY_FROM)
         factor = min(1.0, (self.step + 1) / WARM_UP, max(0.02, tail))
@@ -466,7 +380,7 @@ class Trainer:
         for batch in batches:
             there = Batch(*(tensor.to(settings.device, non_blocking=True) for tensor in batch))
             with torch.autocast(settings.device, torch.bfloat16):
-                loss, share, known = self.losses(self.model, there)
+                loss, share = losses_of(self.model, there)
             (loss / settings.batches).backward()
             losses.append(loss.detach())
             shares.append(share)
@@ -474,7 +388,6 @@ class Trainer:
         for optimizer in self.optimizers:
             optimizer.step()
         self.curriculum.note(level, float(sum(shares)) / settings.batches)
-        self.known = float(known)
         self.step += 1
         self.seconds += time.monotonic() - begun
         return float(sum(losses)) / settings.batches
@@ -486,7 +399,6 @@ class Trainer:
             "step": self.step,
             "seconds": self.seconds,
             "model": self.model.state_dict(),
-            "losses": self.losses.state_dict(),
             "optimizers": [one.state_dict() for one in self.optimizers],
             "curriculum": (course.level, course.steps_here, course.accuracy),
         }
@@ -501,7 +413,6 @@ class Trainer:
         state = torch.load(path, map_location=self.settings.device, weights_only=True)
         self.step, self.seconds = state["step"], state["seconds"]
         self.model.load_state_dict(state["model"])
-        self.losses.load_state_dict(state["losses"])
         for optimizer, one in zip(self.optimizers, state["optimizers"], strict=True):
             optimizer.load_state_dict(one)
         course = self.curriculum
@@ -545,8 +456,8 @@ def train(settings: Settings) -> Trainer:
             trainer.save()
             minutes, right = trainer.seconds / 60, trainer.curriculum.accuracy
             log.info(
-                "step %d, %.1f min, loss %.3f, hints %.2f, right %s",
-                *(trainer.step, minutes, loss, trainer.known),
+                "step %d, %.1f min, loss %.3f, right %s",
+                *(trainer.step, minutes, loss),
                 {k: round(v, 3) for k, v in sorted(right.items())},
             )
     export(trainer.model, tokenizer, settings.out)
@@ -562,12 +473,8 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--curriculum", choices=list(CURRICULA), default=Settings.curriculum)
     parser.add_argument("--weights", type=Path, help="folder of a model to go on from")
-    parser.add_argument("--layers", type=int, default=Settings.layers)
     parser.add_argument("--tokens", type=int, default=Settings.tokens, help="of a batch")
-    parser.add_argument("--minutes", type=float, help="end by the clock")
     parser.add_argument("--batches", type=int, default=Settings.batches, help="of a step")
-    parser.add_argument("--rate", type=float, default=Settings.rate, help="of learning, times")
-    parser.add_argument("--workers", type=int, default=Settings.workers, help="draw batches ahead")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     train(Settings(**vars(parser.parse_args())))

@@ -17,9 +17,8 @@ import pytest
 from rag_windows import METHODS as ALL
 from rag_windows import Passage
 from rag_windows_eval.cli.suite import duration
-from rag_windows_eval.connected import CONNECTED, ConnectedTask
 from rag_windows_eval.run import Condition, Search
-from rag_windows_eval.task import AnswerRecord, Reference, Task, TaskExample
+from rag_windows_eval.task import Reference, Task, TaskExample
 from tests.blackbox.conftest import ROOT, Run
 from tests.blackbox.test_evaluation import inscit_data, records
 
@@ -67,7 +66,7 @@ def suite(run: Run, files: Path, small_folder: Path) -> Eval:
 def test_a_suite_is_one_report_of_runs_that_stand_for_themselves(
     suite: Eval, run: Run, files: Path
 ) -> None:
-    sets = ("inscit", "chatrag/quac", "chatrag/coqa", "connected/aliases")
+    sets = ("inscit", "chatrag/quac", "chatrag/coqa", "long")
     done = suite(",".join(sets), "--limit", "6", "--out", "out", "--json")
     assert done.exit_code == 0, done.stderr
     told, out = json.loads(done.stdout), files / "out"
@@ -108,7 +107,7 @@ def test_a_suite_is_one_report_of_runs_that_stand_for_themselves(
     text = (out / "report.md").read_text(encoding="utf-8").replace("\\", "")
     for words in (
         *("All runs: quality of answers", "All runs: percent of the base", "cold / warm"),
-        *("inscit: response F1", "chatrag/quac: F1", "connected/aliases: contained"),
+        *("inscit: response F1", "chatrag/quac: F1", "long/samples: contained"),
         *("mean of 2 sets of chatrag: F1", "measured questions; its answers took"),
     ):
         assert words in page
@@ -124,10 +123,10 @@ def test_what_is_not_there_is_named_and_nothing_begins(
 ) -> None:
     model = ("--model", small_folder, "--out", "out")
     told = run("eval", "suite", *model).stderr
-    assert "The files of 13 of 19 sets are missing" in told
+    assert "The files of 13 of 14 sets are missing" in told
     assert "github.com/ellenmellon/INSCIT" in told
     assert "hf download nvidia/ChatRAG-Bench" in told
-    assert "Those that can be asked: --sets connected,long" in told
+    assert "Those that can be asked: --sets long" in told
     lacking = suite("chatrag/quac,chatrag/sqa", "--out", "out")
     assert lacking.exit_code == 2
     assert "chatrag/sqa: sqa/test.json is not in bench" in lacking.stderr
@@ -138,11 +137,11 @@ def test_what_is_not_there_is_named_and_nothing_begins(
 
 
 def test_a_suite_goes_on_with_the_sets_that_it_lacks(suite: Eval, files: Path) -> None:
-    assert suite("connected/aliases", "--limit", "6", "--out", "out").exit_code == 0
-    before = records(files / "out" / "connected-aliases")
-    more = suite("connected/aliases,long", "--limit", "6", "--out", "out")
+    assert suite("chatrag/quac", "--limit", "6", "--out", "out").exit_code == 0
+    before = records(files / "out" / "chatrag-quac")
+    more = suite("chatrag/quac,long", "--limit", "6", "--out", "out")
     assert more.exit_code == 0, more.stderr
-    assert records(files / "out" / "connected-aliases") == before
+    assert records(files / "out" / "chatrag-quac") == before
     assert len(records(files / "out" / "long")) == 12
     other = suite("long", "--limit", "5", "--out", "out")
     assert other.exit_code == 2
@@ -157,10 +156,9 @@ def lines(out: Path) -> list[str]:
 
 def test_a_suite_that_is_killed_goes_on_where_it_was(tmp_path: Path) -> None:
     """With the shipped reader, to its end: nothing is asked twice, and it knows the answers."""
-    sets = ("connected/split-documents", "long")
     words = [
         *(sys.executable, "-m", "rag_windows.cli", "eval", "suite", "--model", "tiny-reader"),
-        *("--sets", ",".join(sets), "--methods", "sequential,ape", "--limit", "6"),
+        *("--sets", "long", "--methods", "sequential,ape", "--limit", "12"),
         *("--max-new-tokens", "8", "--out", str(tmp_path / "out")),
     ]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
@@ -185,52 +183,6 @@ def test_a_suite_that_is_killed_goes_on_where_it_was(tmp_path: Path) -> None:
     # The needles are the sample corpus's, which the reader was made for.
     for arm in long["arms"]:
         assert arm["results"][0]["estimate"]["value"] >= 50.0
-
-
-def asked(task: Task, *answers: str) -> list[list[float]]:
-    examples = task.examples[: len(answers)]
-    made = [AnswerRecord(one.key, "pcw", said) for one, said in zip(examples, answers, strict=True)]
-    return [one.values.tolist() for one in task.scores(examples, made)]
-
-
-def test_a_sentence_that_holds_the_answer_counts() -> None:
-    task = ConnectedTask.open(task="corrections")
-    right = [one.references[0].text for one in task.examples[:4]]
-    said = (f"It was {right[0].upper()}.", f"The {right[1]}", f"non{right[2]}", "")
-    contained, exact = asked(task, *said)
-    assert contained == [100.0, 100.0, 0.0, 0.0]
-    assert exact == [0.0, 100.0, 0.0, 0.0]
-
-
-@pytest.mark.parametrize("name", CONNECTED)
-def test_the_tasks_are_what_they_say(name: str) -> None:
-    task = ConnectedTask.open(task=name)
-    assert len(task.examples) == 200
-    assert {len(one.passages) for one in task.examples} == {16 if name == "many-alike" else 8}
-    assert len({(one.question, one.passages[0].text) for one in task.examples}) == 200
-    for example in task.examples:
-        answer, texts = example.references[0].text, [one.text for one in example.passages]
-        assert any(answer in text for text in texts)
-        untitled = name in ("split-documents", "joined")
-        assert all(one.title or untitled for one in example.passages)
-    alone = [
-        any(
-            all(word in f"{one.title} {one.text}" for word in _names(example.question, texts))
-            and example.references[0].text in one.text
-            for one in example.passages
-        )
-        for example in task.examples
-        if (texts := [str(one.title) for one in example.passages])
-    ]
-    # Where passages need one another, none has both the name that is asked for and the answer.
-    if name in ("split-documents", "aliases", "joined"):
-        assert sum(alone) <= 20
-    else:
-        assert sum(alone) == 200
-
-
-def _names(question: str, titles: Sequence[str]) -> list[str]:
-    return [title for title in titles if title in question]
 
 
 class Letters:

@@ -1,7 +1,6 @@
 """The shipped reader and sample corpus: what their cards say must be true of the files."""
 
 import json
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +9,9 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
-from rag_windows import Passage, WindowedLM, with_neighbours
+from rag_windows import Passage, WindowedLM
 from rag_windows_retrievers import BM25Retriever, load_documents, split_documents
-from training.tasks import Case, draw_case
+from training.tasks import draw_case
 from training.tokens import train_tokenizer
 from training.train import MAX_BYTES, PATTERNS, new_reader
 
@@ -75,49 +74,6 @@ def test_it_reads_eight_passages_far_better_than_a_blind_reader(
     made = reader.generate_batch(asked)
     pairs = zip(made, cases, strict=True)
     assert sum(one.text.strip() == case.answer for one, case in pairs) >= 25
-
-
-@pytest.mark.parametrize(
-    ("task", "repair"),
-    [
-        ("split documents", "neighbours"),
-        ("aliases", "linked:choose=last"),
-        ("joined", "linked:choose=last"),
-    ],
-)
-def test_passages_that_need_one_another_are_lost_by_windows_and_won_back(
-    task: str, repair: str
-) -> None:
-    connector = WindowedLM.from_pretrained("tiny-connector")
-    rng = np.random.default_rng(3)
-    cases = [draw_case(rng, task, 8) for _ in range(40)]
-    right = {}
-    for method in ("sequential", "pcw", repair):
-        asked = [
-            {
-                "query": list(case.messages),
-                "passages": passages_of(case),
-                "method": method,
-                "max_new_tokens": 8,
-                "do_sample": False,
-            }
-            for case in cases
-        ]
-        pairs = zip(connector.generate_batch(asked), cases, strict=True)
-        right[method] = sum(one.text.strip() == case.answer for one, case in pairs)
-    assert right["sequential"] >= 32
-    assert right["pcw"] < 0.7 * right["sequential"]
-    assert right[repair] > 0.85 * right["sequential"]
-
-
-def passages_of(case: Case) -> list[Passage]:
-    """The passages with their places in the documents that they are chunks of, if they are."""
-    documents = case.documents or range(len(case.passages))
-    places, made = Counter[int](), list[Passage]()
-    for (title, text), number in zip(case.passages, documents, strict=True):
-        made.append(Passage(text, title=title, document=str(number), index=places[number]))
-        places[number] += 1
-    return with_neighbours(made)
 
 
 def lines(name: str) -> list[dict[str, Any]]:

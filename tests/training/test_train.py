@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from rag_windows import WindowedLM
 from training.tokens import spaced_pairs, train_tokenizer
@@ -44,14 +45,6 @@ def test_twenty_steps_lower_the_loss_and_keep_the_positional_heads(trainer: Trai
         assert torch.equal(kept, first)
 
 
-def test_a_run_may_end_by_the_clock_and_draw_ahead(tmp_path: Path) -> None:
-    settings = Settings(tmp_path, tokens=512, minutes=0.01, workers=1, curriculum="connector")
-    ended = train(replace(settings, layers=3))
-    assert 0 < ended.step < settings.steps
-    assert ended.seconds > 0.6
-    assert (tmp_path / "model.safetensors").exists()
-
-
 def test_a_killed_run_goes_on_where_it_stopped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -72,7 +65,7 @@ def test_a_killed_run_goes_on_where_it_stopped(
     assert not [path for path in killed.out.iterdir() if "checkpoint" in path.name]
 
 
-def test_what_is_exported_answers_and_is_trained_further(trainer: Trainer) -> None:
+def test_what_is_exported_answers_and_is_trained_further(trainer: Trainer, tmp_path: Path) -> None:
     settings = trainer.settings
     lm = WindowedLM.from_pretrained(settings.out)
     assert lm.model.dtype == torch.float32
@@ -85,17 +78,10 @@ def test_what_is_exported_answers_and_is_trained_further(trainer: Trainer) -> No
     kept = zip(frozen_parameters(going_on.model), frozen_parameters(fresh), strict=True)
     assert all(torch.equal(mine, first) for mine, first in kept)
     assert going_on.train_step() > 0
-    deep = Trainer(replace(later, curriculum="connector", layers=6), TOKENIZER)
-    ids = torch.tensor([TOKENIZER("Alra was founded in 1900.")["input_ids"]])
-    with torch.no_grad():
-        expected, got = lm.model(ids).logits, deep.model(ids).logits
-    torch.testing.assert_close(got, expected, rtol=1e-3, atol=1e-3)  # more layers, the same answers
-    before = deep.model.model.layers[5].mlp.down_proj.weight.clone()
-    assert deep.train_step() > 0
-    assert not torch.equal(deep.model.model.layers[5].mlp.down_proj.weight, before)
-    export(deep.model, TOKENIZER, settings.out)
-    with pytest.raises(ValueError, match="more layers"):
-        Trainer(later, TOKENIZER)
+    small = LlamaForCausalLM(LlamaConfig(hidden_size=32, num_attention_heads=2, vocab_size=99))
+    small.save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="other shapes"):
+        Trainer(replace(later, weights=tmp_path), TOKENIZER)
     with torch.no_grad():
         going_on.model.model.embed_tokens.weight[0, 0] = 1e6
     with pytest.raises(ValueError, match="out of its range"):

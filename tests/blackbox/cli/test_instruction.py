@@ -68,7 +68,7 @@ def test_a_comparison_has_the_instruction_of_the_questions(
 
 
 @pytest.mark.parametrize(
-    "model", ["tiny-reader", str(ROOT / "rag_windows" / "models" / "tiny-reader"), "tiny-connector"]
+    "model", ["tiny-reader", str(ROOT / "rag_windows" / "models" / "tiny-reader"), "tiny-learner"]
 )
 def test_models_that_were_trained_without_get_none(run: Run, docs: Path, model: str) -> None:
     answer = run("ask", QUESTION, "--docs", "docs", "--model", model, "--json", "--no-cache")

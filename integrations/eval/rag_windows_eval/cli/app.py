@@ -336,9 +336,8 @@ class SuiteOptions(Asking):
         str | None,
         option(
             "NAME,...",
-            "What is asked: inscit, chatrag or one of its sets such as chatrag/quac, connected "
-            "or one of its tasks such as connected/aliases, long, passages or the name of one of "
-            "its files such as passages/nq. Default: all.",
+            "What is asked: inscit, chatrag or one of its sets such as chatrag/quac, long, "
+            "passages or the name of one of its files such as passages/nq. Default: all.",
         ),
     ] = None
     inscit: Annotated[str | None, option("FILE", "INSCIT's dev.json or test.json.")] = None

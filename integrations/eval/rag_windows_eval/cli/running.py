@@ -33,7 +33,6 @@ from rag_windows.errors import DataError, InputError, RagWindowsError
 from rag_windows.methods import METHODS, names_in, resolve
 from rag_windows_eval import chatrag, citing, icl, inscit, report
 from rag_windows_eval import run as runs
-from rag_windows_eval.connected import ConnectedTask
 from rag_windows_eval.files import read, write_whole
 from rag_windows_eval.long import LongTask
 from rag_windows_eval.passages import PassagesTask
@@ -48,10 +47,7 @@ if TYPE_CHECKING:
 ALL = "all"
 """Stands for every method in --methods."""
 
-_WITHOUT_DATA: Mapping[str, Callable[..., Task]] = {
-    "long": LongTask.open,
-    "connected": ConnectedTask.open,
-}
+_WITHOUT_DATA: Mapping[str, Callable[..., Task]] = {"long": LongTask.open}
 """Tasks that need no file of the user's."""
 
 _OF_A_FILE: Mapping[str, Callable[..., Task]] = {
@@ -71,7 +67,7 @@ _WITH_PASSAGES: Mapping[str, type[PassagesTask]] = {
 class DataOptions(BaseModel):
     """Options of a command about its data; no settings of the run, since files may move."""
 
-    kind: Literal["inscit", "chatrag", "icl", "long", "connected", "passages", "citations"]
+    kind: Literal["inscit", "chatrag", "icl", "long", "passages", "citations"]
     data: str | None
     limit: int | None
     options: dict[str, Any]

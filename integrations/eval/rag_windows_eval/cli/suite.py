@@ -29,7 +29,6 @@ from rag_windows_eval.cli.running import (
     reported,
     tell_failed,
 )
-from rag_windows_eval.connected import CONNECTED
 from rag_windows_eval.files import read, write_whole
 from rag_windows_eval.summary import as_json
 from rag_windows_eval.task import TaskExample
@@ -55,12 +54,7 @@ CHATRAG = {
 }
 """ChatRAG-Bench's datasets and their files, as its repository on the Hub has them."""
 
-SETS = (
-    INSCIT,
-    *(f"chatrag/{name}" for name in CHATRAG),
-    *(f"connected/{name}" for name in CONNECTED),
-    LONG,
-)
+SETS = (INSCIT, *(f"chatrag/{name}" for name in CHATRAG), LONG)
 """The sets of a suite, in this order."""
 
 _INSCIT_FROM = (
@@ -79,13 +73,13 @@ SIZES, DEPTHS = (1, 4, 16, 64), (0.0, 0.5, 1.0)
 
 
 def named(sets: str, every: Sequence[str] = SETS) -> list[str]:
-    """The sets of a list; "chatrag", "connected" and "passages" stand for all of theirs."""
+    """The sets of a list; "chatrag" and "passages" stand for all of theirs."""
     words = [word.strip() for word in sets.split(",")]
     for word in words:
         if not any(word in (one, one.partition("/")[0]) for one in every):
             raise InputError(
-                f"There is no set {word!r}. Choose from {', '.join(every)}; chatrag and connected "
-                "stand for all of theirs, and passages for all files of --passages."
+                f"There is no set {word!r}. Choose from {', '.join(every)}; chatrag stands for "
+                "all of its files, and passages for all files of --passages."
             )
     return [one for one in every if {one, one.partition("/")[0]} & set(words)]
 
@@ -119,8 +113,6 @@ def sources(asking: SuiteOptions) -> dict[str, DataOptions]:
             data, chosen = files[name], {"seed": asking.seed}
             if not Path(data).is_file():
                 lacking[name] = f"{data} is not there; name a file that is with --passages FILE"
-        elif kind == "connected":
-            chosen = {"task": own}
         else:
             chosen = {"haystack": asking.haystack, "sizes": SIZES, "depths": DEPTHS}
             chosen["seed"] = asking.seed
