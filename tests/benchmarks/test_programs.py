@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from dataclasses import replace
 from functools import partial
@@ -13,7 +14,15 @@ import numpy as np
 import pytest
 from pydantic import TypeAdapter
 
-from benchmarks import cache, inscit_passages, look_alikes, recall, report, serve
+from benchmarks import (
+    cache,
+    document_questions,
+    inscit_passages,
+    look_alikes,
+    recall,
+    report,
+    serve,
+)
 from rag_windows_eval.benchmark.result import BenchPlan, Result
 from rag_windows_eval.benchmark.run import run
 from rag_windows_eval.inscit import InscitTask
@@ -21,6 +30,7 @@ from rag_windows_eval.passages import PassagesTask
 from rag_windows_retrievers import BM25Retriever, last_turns
 
 ROOT = Path(__file__).parents[2]
+WORDS = "red green blue grey black white long short old new fast slow".split()
 SIZES, COSTS = cache.catalogue(1000, seed=1)
 LIMIT = sum(SIZES) // 20
 
@@ -75,6 +85,40 @@ def test_inscits_turns_bring_their_evidence_and_what_a_search_finds(
         assert {one["title"] for one in read if one["right"]} == wanted
         assert len({one["title"] for one in read}) == len(read) == inscit_passages.PASSAGES
     assert len(PassagesTask.read(str(out), sizes=(5,)).examples) == 2
+
+
+def test_questions_over_documents_bring_the_chunks_that_a_search_finds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = [f"The {word} ferry leaves pier {n} in {n} minutes." for n, word in enumerate(WORDS)]
+    text = "\n\n".join(f"{one} {'It sails on. ' * 30}" for one in said)
+    monkeypatch.setattr(document_questions, "DOCUMENTS", ("ferries", "packed"))
+    (tmp_path / "ferries.md").write_text(text, encoding="utf-8")
+    (tmp_path / "packed.md.gz").write_bytes(gzip.compress(text.encode()))
+    rows = ["question,references,corpus_id"]
+    for name in ("ferries", "packed"):
+        for one, word in zip(said, WORDS, strict=True):
+            start = text.index(one)
+            span = {"content": one, "start_index": start, "end_index": start + len(one)}
+            told = json.dumps([span]).replace('"', '""')
+            rows.append(f'When leaves the {word} ferry?,"{told}",{name}')
+        rows.append(f'Who sails?,"{told}",{name}')
+    (tmp_path / "questions_df.csv").write_text("\n".join(rows), encoding="utf-8")
+    out = tmp_path / "out.jsonl"
+    monkeypatch.setattr("sys.argv", ["", str(tmp_path), "--chunks", "3", "--out", str(out)])
+    document_questions.main()
+    found = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
+    # Of what nothing tells, three chunks are found by chance, and the right one is not among them.
+    assert len({row["id"] for row in found}) == 2 * len(WORDS)
+    for row in found:
+        assert len(row["passages"]) == 3
+        (right,) = (one for one in row["passages"] if one["right"])
+        assert row["answers"][0] in right["text"]
+        place = said.index(row["answers"][0])
+        assert len(right["before"]) == min(place, 8)
+    (task,) = [PassagesTask.read(str(out))]
+    read = {len(one.before) for example in task.examples for one in example.passages}
+    assert max(read) == 8
 
 
 def test_the_policy_comes_close_to_perfect_frequencies_and_is_over_lru() -> None:

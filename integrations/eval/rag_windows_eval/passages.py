@@ -2,8 +2,8 @@
 
 A file holds one of these, as JSON lines, a JSON list, or (SQuAD) one object, perhaps compressed:
 
-- plain: ``question``, ``answers`` (or ``answer``), ``passages`` of ``text``, ``title``, ``score``
-  and ``right``;
+- plain: ``question``, ``answers`` (or ``answer``), ``passages`` of ``text``, ``title``, ``score``,
+  ``right`` and, of a document's chunks, ``before``, the texts of the chunks in front of it;
 - lost-in-the-middle's and DPR's: ``question``, ``answers`` (or ``answer``), ``ctxs`` of ``text``,
   ``title``, ``score``, and ``isgold``, or ``hasanswer`` or ``has_answer``;
 - HotpotQA's and 2WikiMultihopQA's: ``question``, ``answer``, ``context`` as pairs of title and
@@ -238,6 +238,7 @@ class _Given(BaseModel):
     text: str
     title: str | None = None
     score: _Number = None
+    before: tuple[str, ...] = ()
     right: bool | None = None
     isgold: bool | None = None
     hasanswer: bool | None = None
@@ -246,7 +247,7 @@ class _Given(BaseModel):
     @property
     def passage(self) -> Passage:
         """The entry as a passage."""
-        return Passage(self.text, title=self.title or None, score=self.score)
+        return Passage(self.text, title=self.title or None, score=self.score, before=self.before)
 
 
 class _Plain(_Row):
