@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from rag_windows.methods.base import Method
 from rag_windows.methods.neighbours import Neighbours
@@ -17,22 +17,23 @@ class Auto(Neighbours):
     """Reads the two passages that suit the question best; chunks know their document.
 
     What `docs/which_method.md` has figures for. Passages are encoded as `Neighbours` does it: each
-    by itself, and chunks with ``before`` in sight of those. Of them, `QueryLikelihood` chooses what
-    the question reads, by how likely they make it, by the attention that it draws to them, and by
-    the titles that the first one names: in one prompt, or side by side where one of them was
-    encoded in sight of neighbours, which one prompt would not have, or where one prompt may not
-    hold them. Two passages or fewer are one prompt.
+    by itself, and a document's chunk in sight of the one in front of it. Of them, `QueryLikelihood`
+    chooses what the question reads, by how likely they make it, by the attention that it draws to
+    them, and by the titles that the first one names: in one prompt, or side by side where one of
+    them was encoded in sight of neighbours, which one prompt would not have, or where one prompt
+    may not hold them. Two passages or fewer are one prompt.
 
     A note of each answer says what it did.
     """
 
+    chunks: int | Literal["all"] = 1
     reader: Method = field(
         default=QueryLikelihood(2, attention=0.7, bridge=1.5, reader=Sequential()), kw_only=True
     )
 
     name: ClassVar[str] = "auto"
     formula: ClassVar[str] = (
-        "neighbours+query-likelihood:retrieve=2,attention=0.7,bridge=1.5+sequential"
+        "neighbours:chunks=1+query-likelihood:retrieve=2,attention=0.7,bridge=1.5+sequential"
     )
     paper: ClassVar[str] = "-"
 

@@ -114,13 +114,29 @@ def test_chunks_that_know_their_document_are_read_side_by_side(lm: WindowedLM) -
     passages = [*with_neighbours(chunks), *map(Passage, MANY)]
     made = asked(lm, passages)
     assert {window.passage for window in made.windows} == {0, 1}
-    apart = asked(lm, passages, "neighbours+query-likelihood:retrieve=2,attention=0.7,bridge=1.5")
+    rule = "query-likelihood:retrieve=2,attention=0.7,bridge=1.5"
+    apart = asked(lm, passages, f"neighbours:chunks=1+{rule}")
     assert made.token_ids == apart.token_ids
     assert note(made) == (
         "auto: of 12 passages, the 2 that suit the question best are read in one prompt, or "
         "side by side where one of them saw the chunks before it; 1 of 12 windows saw the chunks "
         "before them when encoded."
     )
+
+
+def test_a_chunk_sees_the_one_in_front_of_it_and_no_other() -> None:
+    lm = WindowedLM.from_pretrained("tiny-reader", cache=True, method="auto")
+
+    def chunks(first: str) -> list[Passage]:
+        told = [first, *(f"{name} makes cheese." for name in ("Oska", "Vara", "Brin"))]
+        placed = [Passage(text, document="d", index=at) for at, text in enumerate(told)]
+        return [*with_neighbours(placed)[2:], Passage(BORN)]
+
+    for method, found in ((None, 3), ("auto:chunks=all", 1)):
+        asked(lm, chunks("Alra makes cheese."), method)
+        made = asked(lm, chunks("Nobody sells milk."), method)
+        assert (made.usage.windows, made.usage.cached_windows) == (3, found)
+        assert "2 of 3 windows saw the chunks before them" in note(made)
 
 
 def test_batches_and_caches_know_it() -> None:
@@ -146,7 +162,8 @@ def test_what_reads_all_windows_reads_them_all(lm: WindowedLM) -> None:
 
 
 def test_it_stands_first_and_reads_by_a_reader() -> None:
-    assert Auto(reader=APE()).neighbours == Neighbours(reader=APE()).neighbours
+    assert Auto(reader=APE(), chunks="all").neighbours == Neighbours(reader=APE()).neighbours
+    assert Auto().neighbours == 1
     assert Auto().encoding == APE().encoding
     for make in (
         lambda: Linked(reader=Auto()),
