@@ -55,8 +55,8 @@ OnProgress = Callable[[str, int, int], None]
 Table = dict[Figure, dict[Method, list[float]]]
 """figure -> setting -> a value for each example."""
 
-_THREE = "query-likelihood:retrieve=3,attention=0.7,bridge=1.5+sequential"
-"""As `Auto`, with one passage more: larger models read several passages better."""
+_THREE = spelled(with_parameters(Auto(), {"retrieve": 3}))
+"""`Auto` with one passage more, of which larger models may make more."""
 
 METHODS_TO_ASK = (
     *("auto", _THREE, "query-likelihood", "pced"),
