@@ -16,21 +16,21 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from torch.nn.functional import kl_div
 
-from rag_windows import Passage, WindowedLM
+from rag_windows import BatchRequest, Passage, WindowedLM
 from rag_windows.calibration import ModelFingerprint
 from rag_windows.errors import InputError, UnsupportedModelError
 from rag_windows.kv import Window
 from rag_windows.loading import input_device
-from rag_windows.methods import resolve, window_starts
+from rag_windows.methods import resolve
 from rag_windows.prefill import EncodedContext, read_by
+from rag_windows.request import Request
 from rag_windows.window_adapter import FILE, Made, encoder_of, gradients_unchanged, view_for_adapter
-from rag_windows_adapt.lessons import Lesson, Query
+from rag_windows_adapt.lessons import Asked, Lesson
 
 STATE = "training.pt"
 """In the adapter's folder while it is not finished: from where training goes on."""
@@ -127,7 +127,11 @@ class Trainer:
         self._waiting = 0
 
     def learn(self, lesson: Lesson) -> float:
-        """Take one lesson; every few of them update the weights. Returns its divergence."""
+        """Take one lesson; every few of them update the weights. Returns its divergence.
+
+        Raises:
+            LimitError: its passages and a question do not fit the model's positions.
+        """
         with gradients_unchanged(self.lm.model):
             self.lm.model.requires_grad_(False)
             loss = self._loss(lesson)
@@ -142,15 +146,17 @@ class Trainer:
 
     def _loss(self, lesson: Lesson) -> torch.Tensor:
         """The mean divergence of its questions, nats a token."""
-        parts = self._build(lesson.asked[0].question, lesson.passages)
-        prefix, reader = [*parts.prefix_ids], self.lm.engine.plain_encoder
+        requests = [self._request(asked, lesson.passages) for asked in lesson.asked]
+        parts, plan = requests[0].parts, requests[0].plan
+        prefix, reader = [*plan.prefix_ids], self.lm.engine.plain_encoder
         windows = [(one.passage, (*one.ids,)) for one in parts.windows]
         start = len(prefix)
         [head] = reader.run([prefix], [0], None) if prefix else [None]
         # Texts of equal length stand side by side in a pass.
-        ordered = sorted((ids for _, ids in windows), key=len)
-        starts = window_starts(self._method.alignment, start, [*map(len, ordered)])
-        encoded = self._writer.run(ordered, starts, head, gradients=True)
+        ordered = sorted(plan.windows, key=lambda one: len(one.ids))
+        encoded = self._writer.run(
+            [one.ids for one in ordered], [one.start for one in ordered], head, gradients=True
+        )
         student = self._context(prefix, head, encoded)
         right = [
             tuple(
@@ -165,8 +171,8 @@ class Trainer:
         alone = sorted(set(right), key=len)
         read = dict(zip(alone, reader.run(alone, [start] * len(alone), head), strict=True))
         fed = [
-            [*self._build(asked.question, lesson.passages[:1]).query_ids, *asked.answer[:-1]]
-            for asked in lesson.asked
+            [*request.parts.query_ids, *asked.answer[:-1]]
+            for request, asked in zip(requests, lesson.asked, strict=True)
         ]
         found = self._logits(student, fed, gradients=True)
         losses = []
@@ -192,11 +198,17 @@ class Trainer:
         self._optimizer.step()
         self._optimizer.zero_grad()
 
-    def _build(self, query: Query, passages: Sequence[Passage]) -> Any:
-        prompt, limit = self.lm.engine.text.prompt, self.lm.max_window_tokens
-        prefix = self.plan.instruction
-        asked = query if isinstance(query, str) else list(query)
-        return prompt.build(asked, passages, prefix=prefix, max_window_tokens=limit)
+    def _request(self, asked: Asked, passages: Sequence[Passage]) -> Request:
+        """A question as the adapted model will be asked it; refused where it does not fit."""
+        question = asked.question if isinstance(asked.question, str) else list(asked.question)
+        request = BatchRequest(
+            question,
+            passages,
+            prefix=self.plan.instruction,
+            method=self._method,
+            max_new_tokens=len(asked.answer),
+        )
+        return Request.of(self.lm.engine, request)
 
     def _context(
         self, prefix: Sequence[int], head: Window | None, windows: Sequence[Window]

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from rag_windows import InputError, Passage, UnsupportedModelError, WindowedLM
+from rag_windows import InputError, LimitError, Passage, UnsupportedModelError, WindowedLM
 from rag_windows_adapt import (
     Asked,
     Lesson,
@@ -96,6 +96,22 @@ def test_the_first_divergence_is_that_of_windows_and_of_the_right_one(lm: Window
         student, teacher = logs
         expected.append((teacher.exp() * (teacher - student)).sum(-1).mean())
     assert Trainer(lm, PLAN).learn(lesson) == pytest.approx(float(sum(expected)) / 4, rel=1e-4)
+
+
+def test_what_does_not_fit_the_model_is_refused_before_it_teaches_anything() -> None:
+    """By name, also where rotary positions have no table that would end."""
+    model = small.build(max_position_embeddings=96)
+    lm = WindowedLM.from_pretrained(model, tokenizer=small.tokenizer())
+    (lesson,) = asked(lm)
+    trainer = Trainer(lm, replace(PLAN, method="pcw"))
+    trainer.learn(lesson)
+    before = trainer.progress.lessons
+    talk = replace(lesson.asked[0], answer=lesson.asked[0].answer * 40)
+    with pytest.raises(LimitError, match="positions"):
+        trainer.learn(replace(lesson, asked=(talk,)))
+    with pytest.raises(LimitError, match="multiples of"):
+        Trainer(lm, replace(PLAN, method="aligned:tokens=90+pcw")).learn(lesson)
+    assert trainer.progress.lessons == before
 
 
 def test_stopped_and_continued_it_learns_the_same(lm: WindowedLM, tmp_path: Path) -> None:
