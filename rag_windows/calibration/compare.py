@@ -56,7 +56,7 @@ Table = dict[Figure, dict[Method, list[float]]]
 """figure -> setting -> a value for each example."""
 
 _THREE = spelled(with_parameters(Auto(), {"retrieve": 3}))
-"""`Auto` with one passage more, of which larger models may make more."""
+"""`Auto` with one passage more, of which some models and questions make more."""
 
 METHODS_TO_ASK = (
     *("auto", _THREE, "query-likelihood", "pced"),
