@@ -42,7 +42,7 @@ from rag_windows.prompt.builder import Header
 from rag_windows.prompt.conversation import Conversation, behind_own_system
 from rag_windows.request import DEFAULT_NEW_TOKENS, BatchRequest, Messages, PassageLike
 from rag_windows.results import Chunk, Generation
-from rag_windows.sampling import check_counts, whole_number
+from rag_windows.sampling import check_numbers, whole_number
 from rag_windows.warm import OnWarmed, Warmed, warm
 from rag_windows.window_adapter import WindowAdapter
 
@@ -656,8 +656,8 @@ class WindowedLM:
         """Compare methods with one prompt, on this model and questions of yours, and choose one.
 
         Every method answers every question; passages are encoded once for all methods that encode
-        them alike. What to take is the method that did best, unless what other questions chose did
-        worse than one prompt on those that did not choose it. `Profile.verdict` says it in words.
+        them alike. What to take is the method that is best, unless methods that are best on some of
+        the questions do worse than one prompt on the others. `Profile.verdict` says it in words.
 
         Args:
             examples: a few dozen, as `Example` or mappings with "query", "passages" and, if you
@@ -809,7 +809,7 @@ class WindowedLM:
         Raises:
             InputError: a context of another model, no query tokens, or a count that is none.
         """
-        check_counts({"max_new_tokens": max_new_tokens, **generate_kwargs})
+        check_numbers({"max_new_tokens": max_new_tokens, **generate_kwargs})
         options = {"max_new_tokens": max_new_tokens, **generate_kwargs}
         if "generation_config" not in options:
             options.setdefault("do_sample", False)

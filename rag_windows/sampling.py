@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import numbers
 import operator
 import threading
 import time
@@ -91,12 +93,23 @@ def whole_number(name: str, value: object, least: int = 1) -> int:
     return number
 
 
-def check_counts(options: Mapping[str, Any]) -> None:
-    """Refuse options of ``generate``, and of a ``generation_config``, that are no counts."""
-    for name in WHOLE:
+LARGEST = {"temperature": math.inf, "top_p": 1.0, "min_p": 1.0}
+"""Options of sampling that are at least 0; transformers refuses others only where it samples."""
+
+
+def check_numbers(options: Mapping[str, Any]) -> None:
+    """Refuse numbers among options of ``generate`` and its config that it can't work with."""
+    for name in (*WHOLE, *LARGEST):
         for given in (options.get(name), getattr(options.get("generation_config"), name, None)):
-            if given is not None:
+            if given is None:
+                continue
+            if name in WHOLE:
                 whole_number(name, given)
+                continue
+            number = isinstance(given, numbers.Real) and not isinstance(given, bool)
+            if not number or not 0 <= float(given) <= LARGEST[name] or math.isinf(given):
+                most = "of at least 0" if name == "temperature" else "from 0 to 1"
+                raise InputError(f"{name} must be a number {most}, not {given!r}.")
 
 
 def refuse_model_inputs(options: Mapping[str, Any]) -> None:

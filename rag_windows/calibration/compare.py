@@ -117,7 +117,8 @@ class Example:
         for text in (*(self.answers if several and self.answer else [self.answer]), self.kind):
             if text is not None and not (isinstance(text, str) and text.strip()):
                 raise InputError(
-                    f"An example's answer and kind must be text that is not blank, not {text!r}."
+                    "An example's answer and kind must be text in quotes that is not blank, not "
+                    f"{text!r}."
                 )
         if several:
             object.__setattr__(self, "answer", self.answers)
@@ -152,18 +153,19 @@ class Example:
                 else one
                 for one in given["passages"]
             ]
-        try:
-            named = {"query": given.pop("question", None), "answer": given.pop("answers", None)}
-            return cls(**{**named, **given})
-        except TypeError as error:
+        named = {"query": given.pop("question", None), "answer": given.pop("answers", None)}
+        known = {one.name for one in dataclasses.fields(cls)}
+        if unknown := sorted(map(str, given.keys() - known)):
             raise InputError(
-                f"An example has an unknown key: {error}. Use query, passages, answer and kind."
-            ) from error
+                f"An example has the unknown key {unknown[0]!r}. Use question, passages, answer "
+                "and kind."
+            )
+        return cls(**{**named, **given})
 
 
 def read_examples(path: str | Path) -> list[Example]:
     """Read examples from a JSONL file, one a line; an `InputError` names the line."""
-    shape = '{"query": "...", "passages": ["...", "..."], "answer": "..."}'
+    shape = '{"question": "...", "passages": ["...", "..."], "answer": "..."}'
     return read_lines(path, Example.of, shape)
 
 
@@ -178,6 +180,11 @@ def read_lines(path: str | Path, make: Callable[[Any], T], shape: str) -> list[T
                 made.append(make(json.loads(strict_json(line))))
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{path} can't be read: {error}.") from error
+    except json.JSONDecodeError as error:
+        raise InputError(
+            f"{place} is not valid JSON at character {error.pos + 1}: {error.msg}. Write a line "
+            f"such as {shape}."
+        ) from error
     except (ValueError, TypeError, InputError) as error:
         raise InputError(f"{place} must be a line such as {shape}: {error}") from error
     if not made:
@@ -653,8 +660,8 @@ def verdict(
         why = "nothing else did better on these questions"
         if best != base:
             why = (
-                f"{spelled(best)} did best on all questions, but what other questions chose did "
-                f"worse than {named}"
+                f"{spelled(best)} is best on all questions, but the method that is best on some of "
+                f"them does no better than {named} on the others"
             )
         text = f"Take {named}: {why} ({shown})."
         quick = max(as_right, key=sooner, default=base)
@@ -664,9 +671,9 @@ def verdict(
                 f"first token comes {sooner(quick):.1f}x as soon."
             )
         return base, text
-    why = f"it beats {named} on questions that did not choose it"
+    why = f"chosen by some of the questions, it beats {named} on the others"
     if not first.better:
-        why = f"it did best, but its gain over {named} may be chance on so few questions"
+        why = f"it is best, but its gain over {named} may be chance on so few questions"
     text = f"Take {spelled(best)}: {why} ({shown})."
     if sooner(best) > 1:
         text += f" Over encoded passages its first token comes {sooner(best):.1f}x as soon."

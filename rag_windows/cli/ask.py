@@ -22,6 +22,7 @@ from rag_windows.cli.model_loading import (
     LoadOptions,
     instruction,
     loaded_model,
+    method_of,
 )
 from rag_windows.cli.options import option
 from rag_windows.errors import GenerationError, InputError, RagWindowsError
@@ -96,7 +97,7 @@ def ask(
     """Answer one question over documents and show how much attention each passage got."""
     from rag_windows_retrievers import SUFFIXES
 
-    model.check(answer.link_tokens, answer.link_choose)
+    _check(model, answer)
     if not question.strip():
         raise InputError("The question is empty. Write one, in quotes.")
     if len(question.split()) == 1 and Path(question).suffix.lower() in SUFFIXES:
@@ -116,7 +117,7 @@ def chat(*, search: SearchOptions, model: LoadOptions, answer: AnswerOptions) ->
     """Answer questions over documents in a conversation: one question a line, /exit ends it."""
     from rag_windows.prompt.conversation import search_text
 
-    model.check(answer.link_tokens, answer.link_choose)
+    _check(model, answer)
     retriever = open_corpus(search, model)
     # A process may be started without any standard input.
     interactive = sys.stdin is not None and sys.stdin.isatty()
@@ -154,6 +155,17 @@ def chat(*, search: SearchOptions, model: LoadOptions, answer: AnswerOptions) ->
                 render.tell(f"Error: {error} {_HELP}")
                 continue
             dialogue = [*query, {"role": "assistant", "content": "".join(heard)}]
+
+
+def _check(model: LoadOptions, answer: AnswerOptions) -> None:
+    """Refuse what is wrong before documents are read and a model is loaded."""
+    model.check(answer.link_tokens, answer.link_choose)
+    named = method_of(model)
+    if named is not None and answer.citations != "attention":
+        from rag_windows.methods import linked
+        from rag_windows.request import check_citations
+
+        check_citations(answer.citations, linked(named, answer.link_tokens, answer.link_choose))
 
 
 def _typed() -> Iterator[str]:

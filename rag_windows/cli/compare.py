@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json as json_format
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -86,6 +87,7 @@ def compare(
     for one in (*(named or ()), *([grid] if grid else ())):
         resolve(one)
     given = _examples(search, model, questions, limit)
+    _check_count(given, by)
     with loaded_model(model) as lm, render.progress("Comparing") as counted:
         profile = lm.compare(
             given,
@@ -150,6 +152,19 @@ def _examples(
     return examples
 
 
+def _check_count(given: Sequence[Example], by: str) -> None:
+    """What a comparison refuses, before a model is loaded for it."""
+    from rag_windows.calibration.compare import FEWEST
+
+    labelled = [one for one in given if one.answer is not None]
+    if len(usable := labelled if by == "labels" else given) < FEWEST:
+        what = "questions with an answer" if by == "labels" else "questions"
+        raise InputError(
+            f"A comparison needs at least {FEWEST} {what}, but there are {len(usable)}. Give more "
+            "with --questions: a few dozen make the choice trustworthy."
+        )
+
+
 _LONGEST_NAME = 32
 """A method's longer name is folded."""
 
@@ -172,9 +187,9 @@ def _show(profile: Profile) -> None:
     render.console().print(table)
     render.show(
         f"{profile.examples} questions, {len(ranked)} methods; 95% confidence intervals in "
-        "brackets. The first token comes after so many seconds when nothing is encoded (cold), and "
-        "when all passages were encoded for other questions (warm); then so many of their tokens "
-        "are encoded again.",
+        "brackets. The first token comes after so many seconds when nothing is encoded (cold; "
+        "empty where the passages were in the cache), and when all passages were encoded for other "
+        "questions (warm); then so many of their tokens are encoded again.",
         "dim",
     )
     render.show(profile.verdict, "bold")
@@ -193,5 +208,5 @@ def _costs(setting: Setting) -> list[str]:
 
 
 def _marks(profile: Profile, setting: Setting) -> list[str]:
-    marks = ("take this", profile.method), ("compared with", profile.base)
+    marks = ("(take this)", profile.method), ("(the baseline)", profile.base)
     return [text for text, method in marks if method == setting.method]

@@ -6,6 +6,7 @@ import dataclasses
 import inspect
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from difflib import get_close_matches
 from importlib.metadata import entry_points
 from typing import Any
 
@@ -80,7 +81,8 @@ def resolve(method: str | Method | Mapping[str, Any]) -> Method:
     """Make a method of its name or of what `describe` wrote; a method comes back as it is.
 
     Parameters that are not named have their defaults: "ape" and "ape:temperature=0.8,scale=0.9".
-    "a+b" is the method a on top of the method b, as "deep-thinking:steps=3+ape:scale=0.8".
+    "a+b" is the method a on top of the method b, as "deep-thinking:steps=3+ape:scale=0.8". Without
+    a b, parameters may be those of the reader that a has by itself, as "auto:retrieve=3".
 
     Raises:
         MethodError: the name or a parameter is unknown, a value is outside of its domain, the
@@ -93,7 +95,10 @@ def resolve(method: str | Method | Mapping[str, Any]) -> Method:
     named = str(name).lower()
     kinds = METHODS if named in METHODS else known_methods()
     if named not in kinds:
-        raise MethodError(f"Unknown method {name!r} in {method!r}. Choose one of {sorted(kinds)}.")
+        within = "" if isinstance(method, str) and method.strip() == name else f" in {method!r}"
+        raise MethodError(
+            f"Unknown method {name!r}{within}. {_near(named, kinds)}Choose one of {sorted(kinds)}."
+        )
     kind = kinds[named]
     values = {name: _parameter(value) for name, value in described.items() if name != "name"}
     if "reader" in values and not issubclass(kind, Composed):
@@ -102,8 +107,12 @@ def resolve(method: str | Method | Mapping[str, Any]) -> Method:
             "stand last. Before a '+' use only "
             f"{sorted(name for name, one in known_methods().items() if issubclass(one, Composed))}."
         )
+    own = {name: value for name, value in values.items() if name in _fields(kind)}
+    if "reader" not in values and issubclass(kind, Composed):
+        others = {name: value for name, value in values.items() if name not in own}
+        return with_parameters(kind(**own), others)
     _check_names(kind.name, values, _fields(kind))
-    return kind(**values)
+    return kind(**own)
 
 
 def _described(text: str) -> dict[str, Any]:
@@ -149,16 +158,34 @@ def spelled(method: Method) -> str:
     Such as "ape:temperature=0.8" and "query-likelihood:retrieve=2+sequential". Of what no text
     stands for, such as a function or a list, it shows what Python does.
     """
-    settings, reader = [], ""
+    settings, reader = _changed(method), ""
+    if isinstance(method, Composed):
+        inner = method.reader
+        own = next(one.default for one in dataclasses.fields(method) if one.name == "reader")
+        within = _changed(inner, own) if _is_variation(inner, own) else None
+        if within is None or within.keys() & {*_fields(method)}:
+            reader = f"+{spelled(inner)}"
+        else:
+            settings |= within
+    written = ",".join(f"{name}={value}" for name, value in settings.items())
+    return f"{method.name}{':' if written else ''}{written}{reader}"
+
+
+def _changed(method: Method, default: Any = None) -> dict[str, Any]:
+    """Parameters, but the reader, that are not those of a default, or not their own."""
+    found = {}
     for field in dataclasses.fields(method):
         value = getattr(method, field.name)
-        if value == field.default:
-            continue
-        if isinstance(value, Method):
-            reader = f"+{spelled(value)}"
-        else:
-            settings.append(f"{field.name}={value}")
-    return f"{method.name}{':' if settings else ''}{','.join(settings)}{reader}"
+        usual = field.default if default is None else getattr(default, field.name)
+        if field.name != "reader" and value != usual:
+            found[field.name] = value
+    return found
+
+
+def _is_variation(method: Method, other: Any) -> bool:
+    """Whether two methods differ in parameters of their own alone."""
+    readers = (getattr(one, "reader", None) for one in (method, other))
+    return type(method) is type(other) and len({*readers}) == 1
 
 
 def names_in(text: str) -> list[str]:
@@ -174,8 +201,14 @@ def _check_names(method: str, given: Iterable[str], known: Sequence[str]) -> Non
     other = f", or choose a method that has it, such as {having[0]!r}" if having else ""
     raise MethodError(
         f"The method {method!r} has no parameter {unknown[0]!r} (it has "
-        f"{', '.join(known) or 'none'}). Leave it out{other}."
+        f"{', '.join(known) or 'none'}). {_near(unknown[0], known) or f'Leave it out{other}.'}"
     )
+
+
+def _near(given: str, names: Iterable[str]) -> str:
+    """The question whether another name was meant; nothing where none is like it."""
+    found = get_close_matches(given, list(names), n=1, cutoff=0.7)
+    return f"Did you mean {found[0]!r}? " if found else ""
 
 
 def _fields(method: Method | type[Method]) -> list[str]:

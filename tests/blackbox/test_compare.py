@@ -267,7 +267,7 @@ def test_what_one_prompt_answers_worse_is_told(reader: WindowedLM) -> None:
     assert made.base == Sequential()
     assert made.method == made.best in (APE(), PCW())
     assert made.held_out[0].better
-    assert "it beats one prompt on questions that did not choose it" in made.verdict
+    assert "chosen by some of the questions, it beats one prompt on the others" in made.verdict
     assert made.setting(made.method).figures["contains"].value > 0.8
     costs = [made.setting(one).cost for one in (made.base, made.method)]
     assert [one.tokens == 0 for one in costs] == [False, True]
@@ -304,9 +304,10 @@ def test_mappings_and_lines_of_a_file_are_examples(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ('{"query": "a"}\n{"query"', "line 2 must be a line such as"),
+        ('{"query": "a"}\n{"query"', "line 2 is not valid JSON at character 9: Expecting.*such as"),
+        ('{"query": "a", "query": "b"}', "line 1 must be a line such as .*appears twice"),
         ('\n{"passages": []}', "line 2 .*must have a 'query'"),
-        ('{"query": "a", "passage": []}', "line 1 .*has an unknown key: .*'passage'"),
+        ('{"query": "a", "passage": []}', "line 1 .*has the unknown key 'passage'. Use question"),
         ('{"query": "a", "answer": 3}', "line 1 .*not blank, not 3"),
         ("\n \n", "has no lines. Write lines such as"),
         (None, "can't be read"),

@@ -179,6 +179,19 @@ def test_what_is_no_count_in_a_config_is_refused(small_lm: WindowedLM, name: str
         small_lm.generate("Who?", TEXTS, generation_config=config)
 
 
+@pytest.mark.parametrize("value", [-1, -0.1, math.nan, math.inf, "warm", True], ids=repr)
+@pytest.mark.parametrize("name", ["temperature", "top_p", "min_p"])
+def test_numbers_that_no_sampling_has_are_refused(
+    small_lm: WindowedLM, name: str, value: Any
+) -> None:
+    """Also where it does not sample, which transformers only warns of."""
+    for options in ({name: value}, {name: value, "do_sample": True}):
+        with pytest.raises(InputError, match=f"{name} must be a number"):
+            small_lm.generate("Who?", **SMALL, **options)
+    with pytest.raises(InputError, match=r"top_p must be a number from 0 to 1, not 1\.1"):
+        small_lm.generate("Who?", **SMALL, top_p=1.1)
+
+
 @pytest.mark.parametrize("value", BAD_COUNTS, ids=repr)
 def test_sizes_of_batches_windows_and_passes_are_counts(small_lm: WindowedLM, value: Any) -> None:
     with pytest.raises(InputError, match="max_rows must be"):

@@ -96,7 +96,7 @@ def test_every_error_is_one_line(run: Run, model: str, args: str, message: str) 
         (["eval", "long", "--temperature", "0.9"], "No such option: --temperature"),
         (["classify", "x", "--demos", "none.jsonl"], "can't be read"),
         (["classify", "x", "--demos", "empty.jsonl"], "has no lines. Write lines such as"),
-        (["classify", "x", "--demos", "docs/olsen.txt"], "line 1 must be a line such as"),
+        (["classify", "x", "--demos", "docs/olsen.txt"], "line 1 is not valid JSON at character 1"),
         (["bench", "--shape", "tiny", "--model", "m"], "--shape and --model can't both be given"),
     ],
 )
@@ -189,6 +189,10 @@ def test_options_are_checked_before_documents_and_models_are_read(
         (("warm", *UNREAD, "--device", "cuda:99"), "--device cuda:99 can't be used"),
         (("ask", QUESTION, *UNREAD, "--link-tokens", "1.5"), "tokens"),
         (("chat", *UNREAD, "--link-tokens", "all", "--method", "ensemble"), "ensemble"),
+        (
+            ("ask", QUESTION, *UNREAD, "--method", "sequential", "--citations", "removal"),
+            "but 'sequential'",
+        ),
         (("classify", "x", "--demos", "none", "--method", "magic"), "Unknown method 'magic'"),
         (("serve", *UNREAD, "--refuse", "everything"), "--refuse 'everything'"),
         (("serve", *UNREAD, "--api-key-file", "none.txt"), "none.txt"),
@@ -200,6 +204,15 @@ def test_every_command_checks_its_options_first(
     run: Run, docs: Path, args: tuple[str, ...], message: str
 ) -> None:
     assert message in refused(run, *args, stdin="Who?\n")
+
+
+def test_too_few_questions_are_noticed_before_the_model_is_loaded(run: Run, docs: Path) -> None:
+    line = '{"question": "Who?", "passages": ["One.", "Two."]}\n'
+    Path("few.jsonl").write_text(line * 6 + line.replace("}", ', "answer": "One"}') * 2)
+    asked = ("compare", "--questions", "few.jsonl", "--model", "no-such-model")
+    assert "at least 8 questions, but there are 6" in refused(run, *asked, "--limit", "6")
+    by = refused(run, *asked, "--by", "labels")
+    assert "at least 8 questions with an answer, but there are 2" in by
 
 
 def test_a_taken_port_is_noticed_before_the_model_is_loaded(run: Run, docs: Path) -> None:

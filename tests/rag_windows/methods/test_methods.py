@@ -172,6 +172,9 @@ def test_methods_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
             "is not a parameter.* with commas between them, as in ape:temperature=0.9,scale=0.9",
         ),
         "pcw:scale=1": r"The method 'pcw' has no parameter 'scale' \(it has none\).*such as 'ape'",
+        "atuo": "Unknown method 'atuo'. Did you mean 'auto'",
+        "auto:retreive=3": r"no parameter 'retreive' \(it has chunks, retrieve,.*mean 'retrieve'",
+        "auto:retrieve=3+ape": "The method 'auto' has no parameter 'retrieve'",
     }.items():
         with pytest.raises(MethodError, match=message):
             resolve(name)
@@ -220,6 +223,7 @@ def test_parameters_of_a_method_and_its_readers() -> None:
     [
         *(name for name in METHODS),
         *("ape:temperature=0.8", "query-likelihood:retrieve=2+sequential", "auto:chunks=0"),
+        *("auto:retrieve=3", "auto:chunks=2,retrieve=4,bridge=0.0", "auto+ape", "aligned+ape"),
         *("deep-thinking:steps=3+ape:scale=0.123456789", "codebook:size=None,retrieve=2"),
     ],
 )
