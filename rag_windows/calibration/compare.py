@@ -179,7 +179,8 @@ def read_lines(path: str | Path, make: Callable[[Any], T], shape: str) -> list[T
             if line.strip():
                 made.append(make(json.loads(strict_json(line))))
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{path} can't be read: {error}.") from error
+        why = getattr(error, "strerror", None) or error
+        raise InputError(f"{path} can't be read: {why}. Check the path and the file.") from error
     except json.JSONDecodeError as error:
         raise InputError(
             f"{place} is not valid JSON at character {error.pos + 1}: {error.msg}. Write a line "

@@ -278,8 +278,9 @@ class Profile:
         try:
             return cls.from_json(Path(path).read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError, ProfileError) as error:
+            why = str(getattr(error, "strerror", None) or error)[:500].rstrip(".")
             raise ProfileError(
-                f"The profile {str(path)!r} can't be used: {str(error)[:500]} Write a new one "
+                f"The profile {str(path)!r} can't be used: {why}. Write a new one "
                 "with `rag-windows compare --out FILE`."
             ) from error
 

@@ -59,9 +59,10 @@ class Group(TyperGroup):
         except typer.Abort:
             code = 130
         except typer.TyperException as error:
-            message = error.format_message().rstrip(".")
-            given = getattr(getattr(error, "ctx", None), "params", {})
-            lines = (f"{message}; {_hint(message, given)}",)
+            message = error.format_message().rstrip(".").replace("Value error, ", "")
+            context = getattr(error, "ctx", None)
+            command = getattr(context, "command_path", "rag-windows")
+            lines = (f"{message}; {_hint(message, getattr(context, 'params', {}), command)}",)
         except RagWindowsError as error:
             lines = (str(error), *getattr(error, "__notes__", ()))
         except RuntimeError as error:
@@ -80,11 +81,17 @@ class Group(TyperGroup):
         sys.exit(code)
 
 
-def _hint(message: str, given: Mapping[str, Any]) -> str:
-    """What to do about a wrong command line: the parser's message, and the values it did take."""
+def _hint(message: str, given: Mapping[str, Any], command: str) -> str:
+    """What to do about a wrong command line.
+
+    Args:
+        message: the parser's.
+        given: the values that it did take.
+        command: whose help knows more.
+    """
     extra = re.search(r"extra argument(?:\(s\)|s)? \((.*)\)", message, re.DOTALL)
     if extra is None or "docs" not in given:
-        return "see rag-windows --help."
+        return f"see {command} --help."
     question = given.get("question")
     files = all(map(_names_file, extra[1].split()))
     # A file that stands where the question should be shows that --docs took one of several.

@@ -233,7 +233,9 @@ def test_a_taken_port_is_noticed_before_the_model_is_loaded(run: Run, docs: Path
         (("ask", "Who?", "--docs", "docs/bridge.md", "docs/olsen.txt"), "put --docs before"),
         (("ask", "--docs", "docs/bridge.md", "docs/olsen.txt", "Who?"), "put --docs before"),
         (("chat", "--docs", "a/*.md", "b"), "put --docs before each file"),
-        (("bench", "now"), "see rag-windows --help"),
+        (("bench", "now"), "see rag-windows bench --help"),
+        (("ask", "x", "--top-k", "0"), "see rag-windows ask --help"),
+        (("ask", "x", "--fallback", "none"), "'none' is not one of"),
     ],
 )
 def test_words_too_many_are_answered_with_what_they_seem_to_be(

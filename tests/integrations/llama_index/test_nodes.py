@@ -292,6 +292,33 @@ def test_masses_of_a_stream_come_at_its_end_and_stay() -> None:
     assert masses(second) != first[:2]
 
 
+@pytest.mark.parametrize("way", WAYS)
+def test_sources_tell_what_the_answer_loses_without_them(way: str) -> None:
+    """As the engine says it, and no model is shown it."""
+    model = RagWindowsLLM(lm=reader(), max_new_tokens=4, citations="removal")
+    given = nodes("Ann plays the lute.", "Bea plays the harp.")
+    synthesizer = WindowSynthesizer(model, text_qa_template=BARE, streaming="stream" in way)
+    engine = RetrieverQueryEngine(ListRetriever(given), synthesizer)
+    _, response, _ = ask(engine, "query", way, "What does Ann play?")
+    texts = [one.node.get_content() for one in given]
+    prompt: dict[str, Any] = {"prefix": "", "max_new_tokens": 4, "citations": "removal"}
+    expected = reader().generate("What does Ann play?", texts, do_sample=False, **prompt)
+    found = [one.metadata for one in response.source_nodes]
+    assert expected.citations is not None
+    for citation, metadata in zip(expected.citations, found, strict=True):
+        assert metadata["answer_drop"] == pytest.approx(citation.drop, abs=1e-3)
+        assert metadata["answer_supports"] == citation.supports
+    carried = [(one.text, each.passage) for one in expected.statements for each in one.citations]
+    assert [
+        (one["text"], place)
+        for place, metadata in enumerate(found)
+        for one in metadata.get("answer_statements", ())
+    ] == sorted(carried, key=lambda pair: pair[1])
+    for source in response.source_nodes:
+        shown = source.node.get_content(metadata_mode=MetadataMode.LLM)
+        assert "answer_" not in shown
+
+
 def test_the_template_becomes_the_instruction() -> None:
     model = RagWindowsLLM(lm=reader(), max_new_tokens=2, system_prompt="Speak softly.")
     template = ChatPromptTemplate.from_messages(

@@ -24,6 +24,15 @@ ATTENTION_MASS = "attention_mass"
 NOTE = "rag_windows_note"
 """Metadata key: why a node made no window of its own, or several; set only where that happened."""
 
+DROP, SUPPORTS = "answer_drop", "answer_supports"
+"""Metadata keys, with citations="removal": what the answer loses without a node, in nats; and
+whether it rests on it, "yes", "no" or "unsure"."""
+
+STATEMENTS = "answer_statements"
+"""Metadata key: ``{"start", "end", "text"}`` of each sentence of the answer that a node carried."""
+
+_NOTED = (ATTENTION_MASS, DROP, SUPPORTS, STATEMENTS, NOTE)
+
 DUPLICATES = "rag_windows_duplicates"
 """Metadata key on a node that stayed: ``{"id", "score"}`` of each node that was left out for it."""
 
@@ -71,12 +80,12 @@ def annotated(node: BaseNode, notes: Mapping[str, Any], *keys: str) -> BaseNode:
 
 
 def as_sources(nodes: Iterable[NodeWithScore]) -> list[NodeWithScore]:
-    """Copies to note an answer's masses on; a source that has none yet stands for itself."""
+    """Copies to note an answer's citations on; a source that has none yet stands for itself."""
     sources: list[NodeWithScore] = []
     for one in nodes:
         if not isinstance(one, SourceNode) or ATTENTION_MASS in one.node.metadata:
-            node = annotated(one.node, {}, ATTENTION_MASS, NOTE)
-            for key in (ATTENTION_MASS, NOTE):
+            node = annotated(one.node, {}, *_NOTED)
+            for key in _NOTED:
                 node.metadata.pop(key, None)
             one = SourceNode(node=node, score=one.score)
         sources.append(one)
@@ -84,11 +93,19 @@ def as_sources(nodes: Iterable[NodeWithScore]) -> list[NodeWithScore]:
 
 
 def note(sources: Sequence[NodeWithScore] | None, response: ChatResponse) -> None:
-    """Write an answer's attention masses and notes on its sources; a partial answer has none."""
+    """Write an answer's citations and notes on its sources; a partial answer has none."""
     if not sources or not isinstance(response.raw, Mapping):
         return
     for citation in response.raw.get("citations") or ():
-        sources[citation["passage"]].node.metadata[ATTENTION_MASS] = citation["mass"]
+        metadata = sources[citation["passage"]].node.metadata
+        metadata[ATTENTION_MASS] = citation["mass"]
+        if citation["drop"] is not None:
+            metadata |= {DROP: citation["drop"], SUPPORTS: citation["supports"]}
+    for statement in response.raw.get("statements") or ():
+        place = {name: statement[name] for name in ("start", "end", "text")}
+        for citation in statement["citations"]:
+            metadata = sources[citation["passage"]].node.metadata
+            metadata.setdefault(STATEMENTS, []).append(place)
     for note in response.raw.get("notes") or ():
         logger.info("%s", note["message"])
         if note["passage"] is not None:

@@ -108,7 +108,9 @@ class WindowSynthesizer(BaseSynthesizer):
     ``text_qa_template`` of ``index.as_query_engine`` count for it, too. The response's source nodes
     are copies (`SourceNode`) of the nodes with their ids, scores and metadata. In addition, the
     metadata has "attention_mass", the share of the attention that a node got while the answer was
-    written (in a stream at its end), and "rag_windows_note" where a node made no window or several.
+    written (in a stream at its end), "answer_statements", the sentences that it carried, and
+    "rag_windows_note" where a node made no window or several; with ``citations="removal"`` of the
+    LLM also "answer_drop" and "answer_supports", see `rag_windows.Citation`.
 
     Args:
         llm: reads the windows.
