@@ -184,8 +184,8 @@ def _changed(method: Method, default: Any = None) -> dict[str, Any]:
 
 def _is_variation(method: Method, other: Any) -> bool:
     """Whether two methods differ in parameters of their own alone."""
-    readers = (getattr(one, "reader", None) for one in (method, other))
-    return type(method) is type(other) and len({*readers}) == 1
+    first, second = (getattr(one, "reader", None) for one in (method, other))
+    return type(method) is type(other) and bool(first == second)
 
 
 def names_in(text: str) -> list[str]:
