@@ -9,13 +9,14 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
-from importlib.metadata import packages_distributions
+from importlib.metadata import distributions, packages_distributions
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import pytest
 from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
 import rag_windows
@@ -246,6 +247,19 @@ def test_every_import_is_a_declared_dependency() -> None:
             if not owners & declared:
                 undeclared.append(f"{where(path, line)} imports {module}")
     assert undeclared == []
+
+
+def test_what_is_pinned_installs_on_every_python_that_is_supported() -> None:
+    """Debian 12 has Python 3.11.2, which a pin of the repository's own tools may shut out."""
+    wanted = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["requires-python"]
+    (least,) = re.findall(r"\d+\.\d+", wanted)
+    pins = constraints()
+    assert [
+        one.name
+        for one in distributions()
+        if canonicalize_name(one.name) in pins
+        and f"{least}.0" not in SpecifierSet(str(one.metadata.json.get("requires_python", "")))
+    ] == []
 
 
 def test_pins_lie_inside_the_declared_ranges() -> None:
