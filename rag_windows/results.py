@@ -83,7 +83,7 @@ class Timings:
     """Wall-clock seconds.
 
     Attributes:
-        encode_s: to encode prefix and windows.
+        encode_s: to encode prefix and windows, and to choose among them where the method does.
         ttft_s: from the call to the first generated token, with encoding.
         total_s: for the whole call.
     """

@@ -263,7 +263,7 @@ def _reply(
     _show_passages(passages, citations)
     render.show_notes(notes, as_json=False)
     render.show(
-        f"{name}, {method}: {_encoded(usage)} in {timings.encode_s:.2f} s, first token "
+        f"{name}, {method}: {_encoded(usage)} ready after {timings.encode_s:.2f} s, first token "
         f"after {timings.ttft_s:.2f} s, all after {timings.total_s:.2f} s; "
         f"{usage.prompt_tokens} prompt tokens ({usage.cached_tokens} cached), "
         f"{usage.completion_tokens} generated.",
@@ -276,7 +276,7 @@ def _encoded(usage: Usage) -> str:
     cached = usage.cached_windows
     counts = {"encoded": usage.windows - cached, "read from the cache": cached}
     shown = [f"{count} {what}" for what, count in counts.items() if count]
-    return f"windows: {', '.join(shown)}," if shown else "nothing to encode"
+    return f"windows: {', '.join(shown)}," if shown else "nothing to encode,"
 
 
 def _show_passages(passages: Sequence[Passage], citations: Sequence[Citation | None]) -> None:

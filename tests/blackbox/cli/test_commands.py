@@ -35,7 +35,7 @@ def test_what_was_encoded_and_what_was_cached_are_told_apart(
         for question in (QUESTION, QUESTION)
         for more in (("--top-k", "1"), ())
     ]
-    counts = [re.search(r"windows: (.*), in ", line) for line in lines]
+    counts = [re.search(r"windows: (.*), ready after ", line) for line in lines]
     first, more, again, all_again = (found[1] if found else "" for found in counts)
     assert first == "1 encoded"
     assert re.fullmatch(r"[1-9]\d* encoded, 1 read from the cache", more)
