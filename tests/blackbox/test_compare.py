@@ -40,7 +40,7 @@ from rag_windows import (
     with_neighbours,
 )
 from tests.rag_windows import small
-from training.tasks import draw_case
+from tests.training.tasks import draw_case
 
 WORDS = "tower river bridge lamp stone field quiet green seven door".split()
 GRID = (APE(0.7, 0.9), APE(1.0, 1.0), APE(0.9, 0.6))

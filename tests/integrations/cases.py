@@ -16,7 +16,7 @@ import torch
 from transformers import LogitsProcessor
 
 from rag_windows import Passage, WindowedLM
-from training.tasks import draw_case
+from tests.training.tasks import draw_case
 
 N = 8
 PLACES = (0, 3, 5, N - 1)

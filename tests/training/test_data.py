@@ -12,8 +12,8 @@ import pytest
 
 from rag_windows import Passage
 from rag_windows.prompt.builder import Prompt
+from tests.training.tasks import TASKS, draw_case
 from training.samples import Sample, Turn, draw_sample
-from training.tasks import TASKS, draw_case
 from training.tokens import ANSWER, Encoder, train_tokenizer, words
 from training.train import CURRICULA, Draws, Settings
 from training.world import NOT_STATED

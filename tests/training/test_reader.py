@@ -11,7 +11,7 @@ from transformers import LlamaForCausalLM
 
 from rag_windows import Passage, WindowedLM
 from rag_windows_retrievers import BM25Retriever, load_documents, split_documents
-from training.tasks import draw_case
+from tests.training.tasks import draw_case
 from training.tokens import train_tokenizer
 from training.train import MAX_BYTES, PATTERNS, new_reader
 

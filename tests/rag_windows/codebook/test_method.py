@@ -22,7 +22,7 @@ from rag_windows import (
 )
 from tests.rag_windows import small
 from tests.rag_windows.codebook.books import PASSAGES, QUESTION
-from training.tasks import draw_case
+from tests.training.tasks import draw_case
 
 LONG = Passage("a very long passage " * 12, id="long")
 

@@ -1,4 +1,4 @@
-"""The tasks of evaluations: a question over passages, with names and forms that no training saw."""
+"""Tasks for tests: a question over passages, with names and forms that no training saw."""
 
 from __future__ import annotations
 
