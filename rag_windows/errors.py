@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import functools
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from difflib import get_close_matches
 from typing import ParamSpec, TypeVar
 
 
@@ -124,6 +125,12 @@ def require(what: str, *packages: str, extra: str) -> None:
             f"{what} needs {', '.join(absent)}, which {'is' if len(absent) == 1 else 'are'} not "
             f"installed; run: {install(extra)}"
         )
+
+
+def did_you_mean(given: str, names: Iterable[str]) -> str:
+    """The question whether another name was meant; nothing where none is like it."""
+    found = get_close_matches(given, sorted(names), n=1, cutoff=0.7)
+    return f"Did you mean {found[0]!r}?" if found else ""
 
 
 def without_stop_iteration(error: BaseException) -> BaseException:

@@ -30,7 +30,13 @@ from rag_windows.prompt.builder import Prompt, PromptParts
 from rag_windows.prompt.conversation import Conversation
 from rag_windows.prompt.detokenize import Detokenizer
 from rag_windows.prompt.reasoning import ReasoningFormat
-from rag_windows.sampling import LogprobRecorder, check_numbers, recorder_of, whole_number
+from rag_windows.sampling import (
+    LogprobRecorder,
+    check_names,
+    check_numbers,
+    recorder_of,
+    whole_number,
+)
 from rag_windows.steps.recompute import check_passes
 from rag_windows.steps.removal import refusal
 from rag_windows.titles import Titles
@@ -339,6 +345,7 @@ def _options(
     ends = engine.decoder.end_tokens(options)
     options = with_form(options, engine.tokenizer, engine.decoder.vocabulary, ends, reasoning)
     check_numbers(options)
+    check_names(options, engine.model)
     return options
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import numbers
 import operator
@@ -13,9 +14,9 @@ from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
-from transformers import LogitsProcessor, StoppingCriteria
+from transformers import GenerationConfig, LogitsProcessor, PreTrainedModel, StoppingCriteria
 
-from rag_windows.errors import GenerationError, InputError
+from rag_windows.errors import GenerationError, InputError, did_you_mean
 from rag_windows.prompt.detokenize import AnswerDivider, Detokenizer, TextStream
 from rag_windows.results import TokenLogprob
 
@@ -54,6 +55,24 @@ WITHOUT_ROWS: dict[str, tuple[tuple[Any, ...], str]] = {
 
 WHOLE = ("max_new_tokens", "num_beams", "num_return_sequences", "prefill_chunk_size")
 """Options that count something, of which transformers takes values that it can't work with."""
+
+UNNAMED = ("tokenizer", "assistant_tokenizer", "trust_remote_code")
+"""What ``generate`` takes without a parameter of the name."""
+
+OTHER_NAMES = {
+    "max_tokens": "max_new_tokens",
+    "max_completion_tokens": "max_new_tokens",
+    "n": "num_return_sequences",
+    "system": "prefix",
+    "system_prompt": "prefix",
+    "instruction": "prefix",
+    "documents": "passages",
+    "docs": "passages",
+    "contexts": "passages",
+    "question": "query",
+    "messages": "query",
+}
+"""What other libraries call our arguments."""
 
 BATCHING = ("num_beams", "num_return_sequences")
 """Options that make several rows out of one prompt."""
@@ -110,6 +129,23 @@ def check_numbers(options: Mapping[str, Any]) -> None:
             if not number or not 0 <= float(given) <= LARGEST[name] or math.isinf(given):
                 most = "of at least 0" if name == "temperature" else "from 0 to 1"
                 raise InputError(f"{name} must be a number {most}, not {given!r}.")
+
+
+def check_names(options: Mapping[str, Any], model: PreTrainedModel) -> None:
+    """Refuse options that neither ``generate`` nor the model has, before anything is computed."""
+    if callable(options.get("custom_generate")):  # It may take arguments of its own.
+        return
+    config = getattr(model, "generation_config", None)
+    known = {*vars(GenerationConfig()), *vars(config or GenerationConfig()), *UNNAMED}
+    for function in (model.generate, model.forward, model.prepare_inputs_for_generation):
+        known |= {*inspect.signature(function).parameters}
+    for name in options:
+        if name not in known and name not in MODEL_INPUTS:
+            meant = OTHER_NAMES.get(name)
+            near = f"Did you mean {meant!r}?" if meant else did_you_mean(name, known)
+            raise InputError(
+                f"No argument of generate is called {name!r}. {near or 'Leave it out.'}"
+            )
 
 
 def refuse_model_inputs(options: Mapping[str, Any]) -> None:

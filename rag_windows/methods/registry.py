@@ -6,11 +6,10 @@ import dataclasses
 import inspect
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from difflib import get_close_matches
 from importlib.metadata import entry_points
 from typing import Any
 
-from rag_windows.errors import MethodError
+from rag_windows.errors import MethodError, did_you_mean
 from rag_windows.methods.aligned import Aligned
 from rag_windows.methods.ape import APE
 from rag_windows.methods.auto import Auto
@@ -96,9 +95,8 @@ def resolve(method: str | Method | Mapping[str, Any]) -> Method:
     kinds = METHODS if named in METHODS else known_methods()
     if named not in kinds:
         within = "" if isinstance(method, str) and method.strip() == name else f" in {method!r}"
-        raise MethodError(
-            f"Unknown method {name!r}{within}. {_near(named, kinds)}Choose one of {sorted(kinds)}."
-        )
+        advice = f"{did_you_mean(named, kinds)} Choose one of {sorted(kinds)}.".lstrip()
+        raise MethodError(f"Unknown method {name!r}{within}. {advice}")
     kind = kinds[named]
     values = {name: _parameter(value) for name, value in described.items() if name != "name"}
     if "reader" in values and not issubclass(kind, Composed):
@@ -199,16 +197,11 @@ def _check_names(method: str, given: Iterable[str], known: Sequence[str]) -> Non
         return
     having = [name for name, kind in known_methods().items() if unknown[0] in _fields(kind)]
     other = f", or choose a method that has it, such as {having[0]!r}" if having else ""
+    advice = did_you_mean(unknown[0], known) or f"Leave it out{other}."
     raise MethodError(
         f"The method {method!r} has no parameter {unknown[0]!r} (it has "
-        f"{', '.join(known) or 'none'}). {_near(unknown[0], known) or f'Leave it out{other}.'}"
+        f"{', '.join(known) or 'none'}). {advice}"
     )
-
-
-def _near(given: str, names: Iterable[str]) -> str:
-    """The question whether another name was meant; nothing where none is like it."""
-    found = get_close_matches(given, list(names), n=1, cutoff=0.7)
-    return f"Did you mean {found[0]!r}? " if found else ""
 
 
 def _fields(method: Method | type[Method]) -> list[str]:

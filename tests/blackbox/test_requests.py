@@ -179,6 +179,24 @@ def test_what_is_no_count_in_a_config_is_refused(small_lm: WindowedLM, name: str
         small_lm.generate("Who?", TEXTS, generation_config=config)
 
 
+@pytest.mark.parametrize(
+    ("name", "advice"),
+    [
+        ("max_tokens", "'max_new_tokens'"),
+        ("system", "'prefix'"),
+        ("documents", "'passages'"),
+        ("temprature", "'temperature'"),
+        ("colour", "Leave it out"),
+    ],
+)
+@pytest.mark.parametrize("way", ANSWERS)
+def test_an_argument_that_nobody_knows_is_refused_with_the_one_that_was_meant(
+    small_lm: WindowedLM, way: str, name: str, advice: str
+) -> None:
+    with pytest.raises(InputError, match=f"called '{name}'.*{advice}"):
+        ANSWERS[way](small_lm, "Who?", **{**SMALL, name: 3})
+
+
 @pytest.mark.parametrize("value", [-1, -0.1, math.nan, math.inf, "warm", True], ids=repr)
 @pytest.mark.parametrize("name", ["temperature", "top_p", "min_p"])
 def test_numbers_that_no_sampling_has_are_refused(

@@ -366,6 +366,7 @@ def _show(
                 "adapter": out,
                 "finished": finished,
                 "questions": progress.questions,
+                "left_out": progress.left_out,
                 "seconds": progress.seconds,
                 "divergence": progress.divergence,
                 "tested": count,
@@ -383,6 +384,11 @@ def _show(
     if rows:
         cli.console().print(table)
         cli.show(f"{count} {whose}; 95% confidence intervals in brackets.", "dim")
+    if progress.left_out:
+        cli.show(
+            f"{progress.left_out} of {progress.lessons} lessons were left out, too long for the "
+            "model. Fewer --passages, or shorter ones, fit."
+        )
     if not finished:
         cli.show(
             f"{progress.questions} of {trainer.plan.questions} questions were learned from; the "

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from rag_windows import Passage, WindowedLM
-from rag_windows.errors import InputError
+from rag_windows.errors import InputError, LimitError
 from rag_windows_retrievers import BM25Retriever
 
 ASK = (
@@ -103,7 +103,7 @@ class Teacher:
         }
         if new:
             texts = self._generate([(ASK, [one]) for one in new.values()], QUESTION_TOKENS, None)
-            questions = [question_in(one.text) for one in texts]
+            questions = [None if one is None else question_in(one.text) for one in texts]
             pairs = {
                 name: (question, [new[name]])
                 for name, question in zip(new, questions, strict=True)
@@ -113,7 +113,10 @@ class Teacher:
         return [self._asked[name] for name in names]
 
     def over(self, asked: Sequence[tuple[Query, Sequence[Passage]]]) -> list[Asked | None]:
-        """The answer to each question over its right passages; None where it is empty."""
+        """The answer to each question over its right passages.
+
+        None where it is empty, or where these are too long for the model.
+        """
         names = [_name(passages, question) for question, passages in asked]
         pairs = {
             name: pair for name, pair in zip(names, asked, strict=True) if name not in self._asked
@@ -129,7 +132,7 @@ class Teacher:
         answers = self._generate([*pairs.values()], ANSWER_TOKENS, self._instruction)
         made: dict[str, Asked | None] = dict.fromkeys([*sorted(nothing), *pairs])
         for (name, (question, _)), answer in zip(pairs.items(), answers, strict=True):
-            if answer.text.strip():
+            if answer is not None and answer.text.strip():
                 made[name] = Asked(question, (0,), answer.token_ids, answer.text.strip())
         self._asked |= made
         if self._file is not None and made:
@@ -155,8 +158,16 @@ class Teacher:
             }
             for query, passages in asked
         ]
-        made = self._lm.generate_batch(requests) if requests else []
-        if any(one.reasoning for one in made):
+        made: list[Any] = []
+        try:
+            made = self._lm.generate_batch(requests) if requests else []
+        except LimitError:
+            for request in requests:
+                try:
+                    made += self._lm.generate_batch([request])
+                except LimitError:
+                    made.append(None)
+        if any(one is not None and one.reasoning for one in made):
             raise InputError(
                 "The model writes reasoning before its answers, which it would learn from. Switch "
                 "that off, as with --template-option enable_thinking=false."

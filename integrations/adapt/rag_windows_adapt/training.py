@@ -23,7 +23,7 @@ from torch.nn.functional import kl_div
 
 from rag_windows import BatchRequest, Passage, WindowedLM
 from rag_windows.calibration import ModelFingerprint
-from rag_windows.errors import InputError, UnsupportedModelError
+from rag_windows.errors import InputError, LimitError, UnsupportedModelError
 from rag_windows.kv import Window
 from rag_windows.loading import input_device
 from rag_windows.methods import resolve
@@ -43,6 +43,8 @@ METHOD = "aligned+pcw"
 """Where windows begin together, the longest is nearest to the question, which no training of what
 windows hold undoes."""
 LARGEST_GRADIENT = 1.0
+MOST_LEFT_OUT = 16
+"""First lessons that may all be too long for the model before training gives up."""
 CHECKPOINT_S = 120.0
 
 
@@ -77,11 +79,14 @@ class Progress:
     """How far training is.
 
     Attributes:
-        divergence: of each lesson, the mean of its questions, in nats a token.
+        lessons: taken or left out.
+        left_out: lessons that the model has no positions for.
+        divergence: of each lesson that was taken, the mean of its questions, in nats a token.
         seconds: of all sessions together, with those of the writing of questions.
     """
 
     lessons: int = 0
+    left_out: int = 0
     questions: int = 0
     updates: int = 0
     divergence: list[float] = field(default_factory=list)
@@ -246,6 +251,7 @@ class Trainer:
             **dataclasses.asdict(self.plan),
             "questions": self.progress.questions,
             "lessons": self.progress.lessons,
+            "left_out": self.progress.left_out,
             "hours": round(self.progress.seconds / 3600, 3),
             "divergence": [round(one, 4) for one in self.progress.divergence],
         }
@@ -309,20 +315,29 @@ def train(
     """Take lessons until the plan's questions are answered; returns whether they are.
 
     The adapter is written now and then, and at the end, whatever ends it. Lessons that were taken
-    before (`Trainer.resume`) are passed over, so they have to come in the same order.
+    before (`Trainer.resume`) are passed over, so they have to come in the same order. Those that
+    are too long for the model's positions are left out and counted.
 
     Args:
         until: asked after each lesson whether to stop before.
         on_lesson: called after each lesson.
+
+    Raises:
+        LimitError: none of the first `MOST_LEFT_OUT` lessons fits the model.
     """
     progress, plan = trainer.progress, trainer.plan
     began, written = time.monotonic() - progress.seconds, time.monotonic()
-    finished, taken = progress.questions >= plan.questions, progress.lessons
+    finished, before = progress.questions >= plan.questions, progress.questions
     try:
         if not finished:
             for lesson in islice(lessons, progress.lessons, None):
-                if lesson.asked:
+                try:
                     trainer.learn(lesson)
+                except LimitError:
+                    progress.lessons += 1
+                    progress.left_out += 1
+                    if MOST_LEFT_OUT <= progress.left_out == progress.lessons:
+                        raise
                 progress.seconds = time.monotonic() - began
                 on_lesson(progress)
                 finished = progress.questions >= plan.questions
@@ -332,7 +347,7 @@ def train(
                     trainer.save(folder)
                     written = time.monotonic()
     finally:
-        if progress.lessons > taken:
+        if progress.questions > before:
             trainer.save(folder, finished=finished)
     return finished
 

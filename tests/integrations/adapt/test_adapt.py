@@ -114,6 +114,45 @@ def test_what_does_not_fit_the_model_is_refused_before_it_teaches_anything() -> 
     assert trainer.progress.lessons == before
 
 
+def test_lessons_that_are_too_long_for_the_model_are_left_out(tmp_path: Path) -> None:
+    """The others are learned from, as without them, also after a stop between; all is an error."""
+    model = small.build(max_position_embeddings=96)
+    lm = WindowedLM.from_pretrained(model, tokenizer=small.tokenizer())
+    plan = replace(PLAN, questions=16, method="pcw")
+    (lesson,) = asked(lm)
+    first = lesson.asked[0]
+    long = replace(lesson, asked=(replace(first, answer=first.answer * 40),))
+    mixed = [long, lesson, lesson, long, long, lesson, lesson]
+    whole, parts = Trainer(lm, plan), Trainer(lm, plan)
+    assert train(whole, [lesson] * 4, tmp_path / "whole")
+    assert not train(parts, mixed, tmp_path / "parts", until=lambda: parts.progress.lessons == 5)
+    again = Trainer(lm, plan)
+    assert again.resume(tmp_path / "parts")
+    assert train(again, mixed, tmp_path / "parts")
+    assert (again.progress.lessons, again.progress.left_out) == (7, 3)
+    assert again.progress.divergence == whole.progress.divergence
+    for name, one in weights(tmp_path / "whole").items():
+        assert torch.equal(one, weights(tmp_path / "parts")[name])
+    with pytest.raises(LimitError, match="positions"):
+        train(Trainer(lm, plan), cycle([long]), tmp_path / "none")
+    assert not (tmp_path / "none").exists()
+
+
+def test_right_passages_that_are_too_long_for_the_model_make_no_lesson(tmp_path: Path) -> None:
+    """And are not read again at the next start."""
+    model = small.build(max_position_embeddings=96)
+    lm = WindowedLM.from_pretrained(model, tokenizer=small.tokenizer())
+    given = [
+        Marked("Who plays?", (Passage("harp " * 200), *PASSAGES), (True, *[False] * 4)),
+        Marked("Who plays the harp?", tuple(PASSAGES), (False, True, False, False)),
+    ]
+    for _ in range(2):
+        teacher = Teacher(lm, tmp_path / "questions.jsonl", instruction=None)
+        lessons = iter(MarkedLessons(teacher, given, count=2, seed=0))
+        assert {next(lessons).asked[0].question for _ in range(6)} == {"Who plays the harp?"}
+    assert len((tmp_path / "questions.jsonl").read_text().splitlines()) == 2
+
+
 def test_stopped_and_continued_it_learns_the_same(lm: WindowedLM, tmp_path: Path) -> None:
     lessons = asked(lm) * 20
     whole, parts = tmp_path / "whole", tmp_path / "parts"

@@ -6,7 +6,6 @@ import inspect
 import json
 from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import aclosing, closing
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +48,7 @@ from llama_index.llms.rag_windows.messages import (
 )
 from llama_index.llms.rag_windows.templates import Parts, WindowedPrompt, WindowTemplate
 from rag_windows import Method, Profile, WindowedLM
-from rag_windows.errors import GenerationError, InputError
+from rag_windows.errors import GenerationError, InputError, did_you_mean
 from rag_windows.integration import (
     AnswerReader,
     Calls,
@@ -557,8 +556,7 @@ def _named(
     for name in given:
         if name in names:
             continue
-        near = get_close_matches(name, names, n=1)
-        advice = f"Did you mean {near[0]!r}?" if near else "Leave it out."
+        advice = did_you_mean(name, names) or "Leave it out."
         if name in CALL_OPTIONS:
             advice = f"Give it as generate_kwargs={{{name!r}: ...}}, or in a call."
         raise UnknownArgumentError(f"{where} has no argument {name!r}. {advice}")
