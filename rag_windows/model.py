@@ -42,7 +42,7 @@ from rag_windows.prompt.builder import Header
 from rag_windows.prompt.conversation import Conversation, behind_own_system
 from rag_windows.request import DEFAULT_NEW_TOKENS, BatchRequest, Messages, PassageLike
 from rag_windows.results import Chunk, Generation
-from rag_windows.sampling import check_numbers, whole_number
+from rag_windows.sampling import check_names, check_numbers, whole_number
 from rag_windows.warm import OnWarmed, Warmed, warm
 from rag_windows.window_adapter import WindowAdapter
 
@@ -807,9 +807,11 @@ class WindowedLM:
             The generated ids, end token included.
 
         Raises:
-            InputError: a context of another model, no query tokens, or a count that is none.
+            InputError: a context of another model, no query tokens, a count that is none, or an
+                argument that nobody knows.
         """
         check_numbers({"max_new_tokens": max_new_tokens, **generate_kwargs})
+        check_names(generate_kwargs, self.model)
         options = {"max_new_tokens": max_new_tokens, **generate_kwargs}
         if "generation_config" not in options:
             options.setdefault("do_sample", False)

@@ -221,6 +221,7 @@ class Request:
                 form = None
             options = _options(engine, asked.options, form)
             recorder = recorder_of(options)
+            check_names(options, engine.model)
             limit = engine.position_limit if parts.windows else engine.prompt_limit
             request = cls(
                 engine=engine,
@@ -345,7 +346,6 @@ def _options(
     ends = engine.decoder.end_tokens(options)
     options = with_form(options, engine.tokenizer, engine.decoder.vocabulary, ends, reasoning)
     check_numbers(options)
-    check_names(options, engine.model)
     return options
 
 

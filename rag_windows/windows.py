@@ -111,7 +111,8 @@ class WindowStore:
     share what it gave.
 
     What is read one after the other (`Sequential`) is not cached, but for the prefix: it depends on
-    all passages and their order. A lossy store keeps no prefix: every window and answer reads it.
+    all passages and their order. Every store keeps a prefix as computed: all windows and answers
+    read it.
 
     Attributes:
         runner: runs the model.
@@ -266,8 +267,7 @@ class WindowStore:
         # After an edit of the model nothing of before is found.
         version, head = self.runner.mirror.version, None
         if plan.prefix_ids:
-            exact = access is not None and access.cache.store == EXACT
-            name = scope.prefix_key() if scope is not None and exact else None
+            name = None if scope is None else scope.prefix_key()
             planned = PlannedWindow(plan.prefix_ids, 0, (), Source("The prefix"))
             head = Wanted(name or (version, _digest(plan.prefix_ids)), name, planned)
         behind = version, None if head is None else head.key
@@ -558,13 +558,14 @@ class _CachedSearch(_Search):
             if not good:
                 self._bad[one.id] = source
             elif one.name is not None:
-                store = self._cache.store
+                store, exact = self._cache.store, one is self._head
                 entries[one.name] = Entry(
-                    window=window if store == EXACT else settle(store, window),
+                    window=window if exact or store == EXACT else settle(store, window),
                     cost_s=seconds * len(window.ids) / tokens,
                     labels=self._cache.digests(source.labels),
                     created=now,
                     expires=None if self._ttl is None else now + self._ttl,
+                    exact=exact,
                 )
         self._computed |= entries.keys()
         self._unstored += entries

@@ -22,7 +22,8 @@ class Entry:
     """One encoded window with what the tiers need to know about it; never written to.
 
     An entry from disk has 0 for every token id. `cost_s` is its share of the batch that it was
-    encoded in, `created` and `expires` are unix times; the catalog may know `more_labels`.
+    encoded in, `created` and `expires` are unix times; the catalog may know `more_labels`. What is
+    `exact` is stored as computed in every store: a prefix, which all windows and answers read.
     """
 
     window: Window
@@ -31,6 +32,11 @@ class Entry:
     created: float
     expires: float | None = None
     more_labels: bool = False
+    exact: bool = False
+
+    def form(self, store: str) -> str:
+        """How a store of this form holds it."""
+        return EXACT if self.exact else store
 
     @property
     def nbytes(self) -> int:

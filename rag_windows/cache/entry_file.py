@@ -116,7 +116,8 @@ class OpenFile:
 
 def image_of(key: str, entry: Entry, store: str) -> list[memoryview]:
     """An entry as a file, without token ids; tensors of one dtype and shape are stacked as one."""
-    stored = codec.encode(store, entry.window)
+    form = entry.form(store)
+    stored = codec.encode(form, entry.window)
     runs: dict[tuple[torch.dtype, torch.Size], list[int]] = {}
     for index, tensor in enumerate(stored.tensors):
         runs.setdefault((tensor.dtype, tensor.shape), []).append(index)
@@ -144,7 +145,7 @@ def image_of(key: str, entry: Entry, store: str) -> list[memoryview]:
         "cost_s": _finite(entry.cost_s),
         "start": entry.window.start,
         "tokens": len(entry.window.ids),
-        "codec": store,
+        "codec": form,
         "description": stored.description,
         "runs": [run for _, run in ordered],
         "digest": ["xxh3-128", running.hexdigest()],
@@ -240,7 +241,7 @@ def verify_payload(file: OpenFile, payload: memoryview, fill: Fill | None = None
 def entry_in(file: OpenFile, store: str, buffer: torch.Tensor) -> Entry:
     """The entry whose payload was read into `buffer`."""
     note = file.note
-    if note.codec != store:
+    if note.codec not in (store, codec.EXACT):
         raise FormatError(f"the file holds the form {note.codec!r:.40}.")
     tensors: dict[int, torch.Tensor] = {}
     try:
@@ -249,11 +250,19 @@ def entry_in(file: OpenFile, store: str, buffer: torch.Tensor) -> Entry:
             stack = flat.view(_DTYPES[one.dtype]).view(one.shape)
             tensors.update(zip(run, stack.unbind(0), strict=True))
         stored = Stored(tuple(tensors[i] for i in range(len(tensors))), note.description)
-        window = codec.decode(store, stored, (0,) * note.tokens, note.start)
+        window = codec.decode(note.codec, stored, (0,) * note.tokens, note.start)
     except (CacheError, ValueError, TypeError, KeyError, RuntimeError) as error:
         # Seal and digest are right, so it was written like this; it is invalid all the same.
         raise FormatError(f"the file can't be decoded: {error}") from error
-    return Entry(window, note.cost_s, note.labels, note.created, note.expires, file.more_labels)
+    return Entry(
+        window,
+        note.cost_s,
+        note.labels,
+        note.created,
+        note.expires,
+        file.more_labels,
+        exact=note.codec == codec.EXACT,
+    )
 
 
 def read_header(header: bytes, key: str) -> tuple[EntryHeader, list[Tensor]]:

@@ -59,11 +59,12 @@ class MemoryTier(Tier):
     def _decoded(self, entry: Entry, stored: Stored | None) -> Entry:
         if stored is None:
             return entry
-        window = decode(self._store, stored, entry.window.ids, entry.window.start)
+        window = decode(entry.form(self._store), stored, entry.window.ids, entry.window.start)
         return replace(entry, window=window)
 
     def _put(self, key: str, entry: Entry) -> Outcome:
-        window, stored = entry.window, encode(self._store, entry.window)
+        window, form = entry.window, entry.form(self._store)
+        stored = encode(form, window)
         if sum(tensor.nbytes for tensor in stored.tensors) > self._limit_bytes:
             return "refused"  # spares the copy
         try:
@@ -76,7 +77,7 @@ class MemoryTier(Tier):
         size += sys.getsizeof(window.ids) + 32 * len(window.ids)
         size += sum(sys.getsizeof(label) for label in entry.labels)
         held: tuple[Entry, Stored | None] = self._decoded(entry, stored), None
-        if self._store != EXACT and held[0].window.packed is None:
+        if form != EXACT and held[0].window.packed is None:
             held = replace(entry, window=replace(window, keys=(), values=(), states=())), stored
         with self._lock:
             victims = None if self._closed else self._policy.admit(key, size, entry.cost_s)
