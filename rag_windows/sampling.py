@@ -14,7 +14,13 @@ from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
-from transformers import GenerationConfig, LogitsProcessor, PreTrainedModel, StoppingCriteria
+from transformers import (
+    GenerationConfig,
+    GenerationMixin,
+    LogitsProcessor,
+    PreTrainedModel,
+    StoppingCriteria,
+)
 
 from rag_windows.errors import GenerationError, InputError, did_you_mean
 from rag_windows.prompt.detokenize import AnswerDivider, Detokenizer, TextStream
@@ -137,7 +143,13 @@ def check_names(options: Mapping[str, Any], model: PreTrainedModel) -> None:
         return
     config = getattr(model, "generation_config", None)
     known = {*vars(GenerationConfig()), *vars(config or GenerationConfig()), *UNNAMED}
-    for function in (model.generate, model.forward, model.prepare_inputs_for_generation):
+    # A wrapper such as PEFT's has a generate of its own that takes whatever it is given.
+    for function in (
+        GenerationMixin.generate,
+        model.generate,
+        model.forward,
+        model.prepare_inputs_for_generation,
+    ):
         known |= {*inspect.signature(function).parameters}
     for name in options:
         if name not in known and name not in MODEL_INPUTS:

@@ -15,7 +15,7 @@ from torch.nn.utils import parametrizations
 from transformers import PreTrainedModel
 
 from langchain_rag_windows import ChatRagWindows
-from rag_windows import METHODS, PassageCache, UnsupportedModelError, WindowedLM
+from rag_windows import METHODS, InputError, PassageCache, UnsupportedModelError, WindowedLM
 from tests.blackbox.test_requests import WAYS
 from tests.rag_windows import small
 
@@ -203,6 +203,21 @@ def test_windows_of_each_adapter_are_found_again() -> None:
         assert cached_tokens() == 0
         assert cached_tokens() > 0
     assert cached_tokens() > 0
+
+
+def test_a_model_of_peft_is_asked_with_the_arguments_of_generate() -> None:
+    """Its own generate has no names for them; one that nobody knows is refused all the same."""
+    lm = wrapped(peft.get_peft_model(fresh(), lora()))
+    seen: list[int] = []
+
+    def noted(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        seen.append(ids.shape[1])
+        return scores
+
+    lm.generate("How deep?", PASSAGES, max_new_tokens=2, logits_processor=[noted])
+    assert len(seen) == 2
+    with pytest.raises(InputError, match="'max_new_tokens'"):
+        lm.generate("How deep?", PASSAGES, max_tokens=2)
 
 
 def test_an_adapter_of_prompts_is_refused_with_the_reason() -> None:

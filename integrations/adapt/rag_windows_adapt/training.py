@@ -332,7 +332,10 @@ def train(
         if not finished:
             for lesson in islice(lessons, progress.lessons, None):
                 try:
-                    trainer.learn(lesson)
+                    if lesson.asked:
+                        trainer.learn(lesson)
+                    else:
+                        progress.lessons += 1
                 except LimitError:
                     progress.lessons += 1
                     progress.left_out += 1
