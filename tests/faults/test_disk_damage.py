@@ -132,8 +132,16 @@ def test_two_files_swapped(tmp_path: Path, whole: bytes) -> None:
     assert reader.stats().quarantined == 2
 
 
-def test_another_stored_form_is_not_found(tmp_path: Path, whole: bytes) -> None:
-    assert held(tier(tmp_path, store="int8"), NUMBERS) == []
+def test_packed_windows_are_not_found_by_a_tier_of_what_was_computed(tmp_path: Path) -> None:
+    """The other way round they are: a store of 8 bits holds a prefix as it was computed."""
+    coded = tier(tmp_path / "coded", store="int8")
+    for number in NUMBERS:
+        coded.put(key_of(number), entry_of(number))
+    keys = [key_of(number) for number in NUMBERS]
+    assert coded.get_many(keys).keys() == {*keys}
+    assert not tier(tmp_path / "coded").get_many(keys)
+    filled(tmp_path / "plain", NUMBERS)
+    assert held(tier(tmp_path / "plain", store="int8"), NUMBERS) == [1, 2, 3]
 
 
 def test_verify_finds_what_reading_would(tmp_path: Path, whole: bytes) -> None:
