@@ -28,9 +28,8 @@ from rag_windows.attention.layers import (
 from rag_windows.attention.mirror import ModelMirror
 from rag_windows.cache.fingerprint import ModelIdentity, TokenizerIdentity
 from rag_windows.cache.passage_cache import PassageCache
-from rag_windows.errors import ModelError, ProfileError, UnsupportedModelError
+from rag_windows.errors import ModelError, UnsupportedModelError
 from rag_windows.generate import Decoder
-from rag_windows.loading import input_device
 from rag_windows.methods import APE, PCED, PCW, Auto, Method, resolve
 from rag_windows.prefill import ModelEncoder
 from rag_windows.prompt.builder import Header, Prompt
@@ -114,23 +113,6 @@ class Engine:
     def state_bytes(self) -> int:
         """Bytes of what a window holds beside what it holds of each token: states, or 0."""
         return 0 if self.plain_encoder.form is None else self.plain_encoder.form.state_bytes
-
-    def weigh_heads(self, heads: Sequence[Sequence[float]]) -> None:
-        """Let the attention of each layer's heads count so much in citations.
-
-        Raises:
-            ProfileError: the model has other layers or heads.
-        """
-        config = self.model.config.get_text_config(decoder=True)
-        layers, found = int(config.num_hidden_layers), int(config.num_attention_heads)
-        if [len(one) for one in heads] != [found] * layers:
-            raise ProfileError(
-                f"The profile weighs {len(heads)} layers of {len(heads[0]) if heads else 0} heads, "
-                f"but this model has {layers} of {found}. Fit them again with `rag-windows eval "
-                "heads`."
-            )
-        device = input_device(self.model)
-        self.decoder.head_weights = torch.tensor(heads, dtype=torch.float32, device=device)
 
     def with_cache(self, cache: PassageCache | bool | None) -> Self:
         """The same with another cache, or none."""

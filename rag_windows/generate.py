@@ -37,7 +37,6 @@ from rag_windows.sampling import (
     seeded,
 )
 from rag_windows.steps.ensemble import EnsembleLayout, make_view
-from rag_windows.steps.head_shares import head_shares
 from rag_windows.steps.likelihood import question_of, read_likeliest, rows_of
 from rag_windows.steps.model_cache import ModelCache
 from rag_windows.steps.query_attention import AttentionLayout, encode_again_for
@@ -87,17 +86,12 @@ class Decoder:
     Args:
         model: the plain model, used where there are no windows.
         runner: of the same weights with our attention.
-
-    Attributes:
-        head_weights: (layers, heads) fp32: how much each head's attention counts in citations; None
-            for all alike.
     """
 
     def __init__(self, model: PreTrainedModel, runner: ModelEncoder) -> None:
         self.model = model
         self.runner = runner
         self._mirror = runner.model
-        self.head_weights: torch.Tensor | None = None
         self._derive()
 
     def follow(self) -> None:
@@ -189,13 +183,6 @@ class Decoder:
         return chances(
             self.runner, context, query_ids, answer_ids, layout, self.forward, left_out, check
         )
-
-    def head_shares(
-        self, context: EncodedContext, query_ids: Sequence[int], answer_ids: Sequence[int]
-    ) -> torch.Tensor | None:
-        """How much each head looks at each passage; see `head_shares.head_shares`."""
-        self.follow()
-        return head_shares(self.runner, context, query_ids, answer_ids)
 
     def removal(
         self,
@@ -316,7 +303,6 @@ class Decoder:
         options: Mapping[str, Any],
         seed: int | None = None,
         record_weights: bool = False,
-        weigh_heads: bool = False,
         streamer: BaseStreamer | None = None,
         stopping: Callable[[int], Sequence[StoppingCriteria]] = lambda _: (),
     ) -> Decoded:
@@ -328,7 +314,6 @@ class Decoder:
             options: of ``PreTrainedModel.generate``, but for those that `sampling` refuses.
             seed: of a private generator for sampling, or None for PyTorch's global one.
             record_weights: whether to record attention weights; if not, they cost nothing.
-            weigh_heads: whether heads count in them by `head_weights`.
             streamer: as in transformers.
             stopping: from the number of tokens before the generated ones, the criteria beside
                 those in ``options``.
@@ -367,9 +352,7 @@ class Decoder:
                 # In one row that is read as a whole, no passage has a share that is known.
                 known = context.form is None or context.method.combination is not None
                 recorder = WeightRecorder(end - 1) if record_weights and known else None
-                layout = self.layout(context, recorder)
-                layout.head_weights = self.head_weights if weigh_heads else None
-                scope.enter_context(use_layout(layout))
+                scope.enter_context(use_layout(self.layout(context, recorder)))
             scope.enter_context(seeded(seed, device))
             kwargs = with_config(kwargs)
             inputs = torch.tensor([prompt], dtype=torch.int64, device=device)

@@ -109,8 +109,6 @@ class WindowedLM:
                 )
         if self.profile is not None and (message := self.profile.model.mismatch(model)):
             warnings.warn(message, UserWarning, stacklevel=3)
-        if self.profile is not None and self.profile.heads is not None:
-            self.engine.weigh_heads(self.profile.heads)
         self.header = header
         self.template_kwargs = dict(template_kwargs or {})
 

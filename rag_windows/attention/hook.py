@@ -82,8 +82,5 @@ def windowed_attention(
     )
     output, weights = read(reading, asked, s_aux, weights=layout.weighs)
     if weights is not None:
-        if layout.head_weights is not None:
-            of_heads = layout.head_weights[layer].to(weights.shares)
-            weights = weights._replace(shares=weights.shares * of_heads)
         layout.record(weights, asked)
     return output.unflatten(0, (batch, rows)), None

@@ -25,12 +25,10 @@ class Layout(ABC):
     Attributes:
         sliding_windows: per layer, how many positions a token sees, itself included; None for all.
         capture: where each layer's own keys and values are stored, or None.
-        head_weights: (layers, heads): how much what `record` takes counts; None for all alike.
     """
 
     sliding_windows: tuple[int | None, ...]
     capture: Capture | None = None
-    head_weights: torch.Tensor | None = None
 
     @property
     def weighs(self) -> bool:
@@ -103,7 +101,6 @@ class PromptLayout(Layout):
     temperature: float = 1.0
     rescaling: Rescaling = NO_RESCALING
     recorder: WeightRecorder | None = None
-    head_weights: torch.Tensor | None = None
     _pass: _Pass | None = field(default=None, init=False, repr=False)
     encoded: list[Segment] = field(default_factory=list, init=False, repr=False)
     _together: Segments | None = field(default=None, init=False, repr=False)

@@ -68,9 +68,7 @@ class BatchLoop:
         now = self._plan
         lengths = [*self._caches.lengths]
         try:
-            logits, _ = read_rows(
-                self._decoder.runner, now, self._caches, now.newest, self._decoder.head_weights
-            )
+            logits, _ = read_rows(self._decoder.runner, now, self._caches, now.newest)
             largest = logits.argmax(dim=-1).tolist()
             now.recorder.settle()
         except BaseException:

@@ -230,7 +230,6 @@ class Question(Future[Generation]):
             options=request.options,
             seed=request.seed,
             record_weights=request.citations,
-            weigh_heads=True,
             streamer=self.pieces,
             stopping=self.criteria,
         )

@@ -58,7 +58,6 @@ def _method(value: Any) -> Method:
 
 _Method = Annotated[Method, PlainValidator(_method), PlainSerializer(describe)]
 _Count = Annotated[int, Field(ge=0)]
-_Weight = Annotated[float, Field(ge=0)]
 _CHECKED = ConfigDict(strict=True, allow_inf_nan=False)
 
 
@@ -184,8 +183,6 @@ class Profile:
         examples: how many examples decided.
         folds: into how many parts they were dealt for the comparison.
         left_out: what was left out and why, one sentence each.
-        heads: by layer and head, how much its attention counts in citations, as `rag-windows eval
-            heads` fits it; None for all alike.
     """
 
     method: _Method
@@ -200,12 +197,8 @@ class Profile:
     seed: _Count
     left_out: tuple[str, ...]
     model: ModelFingerprint
-    heads: tuple[tuple[_Weight, ...], ...] | None = None
 
     def __post_init__(self) -> None:
-        heads = self.heads
-        if heads is not None and (len({*map(len, heads)}) != 1 or not any(map(any, heads))):
-            raise ValueError("heads must have a number for each head of each layer, some above 0")
         if any(set(self.criteria) - one.figures.keys() for one in self.settings):
             raise ValueError(f"some settings have no figures for the criteria {self.criteria}")
 
@@ -229,10 +222,7 @@ class Profile:
 
     def to_json(self) -> str:
         """The profile as JSON text; a `ProfileError` if one of its methods can't be read back."""
-        data = _PROFILE.dump_python(self, mode="json")
-        if self.heads is None:
-            del data["heads"]
-        file = {"format": FORMAT, "version": VERSION, **data}
+        file = {"format": FORMAT, "version": VERSION, **_PROFILE.dump_python(self, mode="json")}
         text = json.dumps(file, indent=1) + "\n"
         with contextlib.suppress(ProfileError):
             if Profile.from_json(text) == self:

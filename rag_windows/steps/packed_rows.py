@@ -230,10 +230,8 @@ class BatchLayout(Layout):
         plan: Plan[Any],
         caches: RowCaches,
         positions: torch.Tensor,
-        head_weights: torch.Tensor | None = None,
     ) -> None:
         self.sliding_windows = sliding_windows
-        self.head_weights = head_weights
         self._plan = plan
         self._caches = caches
         self._where: dict[torch.device, tuple[torch.Tensor, torch.Tensor]] = {}
@@ -296,7 +294,6 @@ def read_rows(
     plan: Plan[Any],
     caches: RowCaches,
     wanted: torch.Tensor,
-    head_weights: torch.Tensor | None = None,
     layout_kind: type[BatchLayout] = BatchLayout,
 ) -> tuple[torch.Tensor, BatchLayout]:
     """One forward pass over the fed tokens of all rows.
@@ -304,7 +301,6 @@ def read_rows(
     Args:
         caches: those of the rows, which take in what is fed.
         wanted: (places,) int64, on the CPU: the tokens of the pass whose logits are computed.
-        head_weights: see `Layout`.
         layout_kind: what records the pass.
 
     Returns:
@@ -316,7 +312,7 @@ def read_rows(
     )
     device = input_device(encoder.model)
     fed = torch.tensor([[token for row in plan.rows for token in row.fed]], device=device)
-    layout = layout_kind(encoder.sliding_windows, plan, caches, positions, head_weights)
+    layout = layout_kind(encoder.sliding_windows, plan, caches, positions)
     with use_layout(layout):
         output = encoder.model(
             fed,

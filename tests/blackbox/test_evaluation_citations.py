@@ -1,4 +1,4 @@
-"""How right citations are: what `eval citations` measures, and what `eval heads` makes of it."""
+"""How right citations are: what `eval citations` measures."""
 
 from __future__ import annotations
 
@@ -10,12 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rag_windows import DataError, Profile, WindowedLM
-from rag_windows.samples import sample_questions
 from rag_windows_eval.citing import CitationsTask
-from rag_windows_eval.heads import LEAST, fit
 from rag_windows_eval.run import RunFolder
-from rag_windows_eval.task import Ablation, AnswerRecord, ReadPassage
+from rag_windows_eval.task import AnswerRecord, ReadPassage
 from tests.blackbox.conftest import Run
 
 
@@ -98,97 +95,6 @@ def test_sources_that_are_right_and_wrong(tmp_path: Path) -> None:
     assert (of_every["top_removal"], of_every["contains"]) == (100.0, 0.0)
 
 
-def answered(count: int, noise: float, seed: int = 0) -> list[AnswerRecord]:
-    """Answers that follow three of sixteen heads."""
-    draw = np.random.default_rng(seed)
-    weights = np.zeros(16)
-    weights[[2, 7, 11]] = 3.0, 1.0, 2.0
-    records = []
-    for number in range(count):
-        heads = draw.gamma(0.5, 1.0, (6, 16))
-        left_out = [tuple(sorted(draw.choice(6, 3, replace=False).tolist())) for _ in range(8)]
-        scores = heads @ weights
-        logprobs = [
-            float(scores.sum() - scores[list(some)].sum() + draw.normal(0, noise))
-            for some in left_out
-        ]
-        records.append(
-            AnswerRecord(
-                str(number),
-                "ape",
-                "x",
-                passages=tuple(ReadPassage("x", drop=float(one), mass=0.1) for one in scores),
-                ablations=tuple(map(Ablation, left_out, logprobs)),
-                heads=tuple(map(tuple, heads.tolist())),
-                layers=4,
-            )
-        )
-    return records
-
-
-def test_weights_find_the_heads_that_know() -> None:
-    fitted = fit(answered(60, noise=0.3), layers=4)
-    assert fitted.weights.shape == (4, 4)
-    assert fitted.weights.mean() == pytest.approx(1.0)
-    assert set(np.argsort(-fitted.weights.flatten())[:3]) == {2, 7, 11}
-    lds = {name: mean.value for name, mean in fitted.lds.items()}
-    assert lds["equal weights"] + 0.1 < lds["fitted weights"] <= lds["removals"] + 0.02
-    with pytest.raises(DataError, match=f"at least {LEAST} are needed"):
-        fit(answered(LEAST - 1, noise=0.3), layers=4)
-
-
-def test_without_a_signal_weights_stay_equal() -> None:
-    records = answered(40, noise=200.0)
-    weights = fit(records, layers=4).weights
-    assert np.abs(weights - 1).max() < 0.9
-
-
-def test_fitted_weights_go_into_a_profile_and_back(run: Run, tmp_path: Path) -> None:
-    data = questions(tmp_path / "q.jsonl", LEAST)
-    base = ("--model", "tiny-reader", "--max-new-tokens", "4")
-    args = ("eval", "citations", "--data", data, *base, "--methods", "ape", "--out", "run")
-    made = run(*args, "--heads")
-    assert made.exit_code == 0, made.stderr
-    rows = [json.loads(line) for line in data.read_text().splitlines()]
-    for row in rows:
-        row["passages"] = [{"text": one["text"]} for one in row["passages"]]
-    unmarked = tmp_path / "unmarked.jsonl"
-    unmarked.write_text("\n".join(map(json.dumps, rows)))
-    compared = (
-        "compare",
-        "--questions",
-        unmarked,
-        *base,
-        "--methods",
-        "ape,pcw",
-        "--out",
-        "p.json",
-    )
-    made = run(*compared)
-    assert made.exit_code == 0, made.stderr
-    result = run("eval", "heads", "run", "--profile", "p.json", "--out", "with.json")
-    assert result.exit_code == 0, result.stderr
-    for name in ("equal weights", "fitted weights", "removals", "Use it: --profile with.json"):
-        assert name in result.stdout
-    profile = Profile.load("with.json")
-    assert profile.heads is not None
-    lm = WindowedLM.from_pretrained("tiny-reader", profile=profile)
-    plain = WindowedLM.from_pretrained("tiny-reader", profile="p.json")
-    asked: dict[str, Any] = {"query": sample_questions()[0], "passages": ["A book.", "A film."]}
-    one, two = (each.generate(**asked, max_new_tokens=3) for each in (lm, plain))
-    assert one.token_ids == two.token_ids
-    masses = [[cited.mass for cited in made.citations or ()] for made in (one, two)]
-    assert masses[0] != pytest.approx(masses[1], abs=1e-6)
-    for wrong, why in (
-        (("--method", "sequential"), "Those that have are ape"),
-        (("--method", "pced"), "says what each head looked at"),
-    ):
-        refused = run("eval", "heads", "run", "--profile", "p.json", "--out", "x.json", *wrong)
-        assert refused.exit_code == 2
-        assert why in refused.stderr
-    assert not Path("x.json").exists()
-
-
 @pytest.mark.parametrize("kind", ["passages", "citations"])
 def test_more_questions_go_on_where_fewer_stopped(run: Run, tmp_path: Path, kind: str) -> None:
     data = questions(tmp_path / "q.jsonl", 3)
@@ -204,7 +110,7 @@ def test_more_questions_go_on_where_fewer_stopped(run: Run, tmp_path: Path, kind
     fewer = run(*args, "--limit", "2")
     assert fewer.exit_code == 2
     assert "other settings" in fewer.stderr
-    for option in (("--seed", "4"), *([("--heads",), ("--halves", "3")] * (kind == "citations"))):
+    for option in (("--seed", "4"), *([("--halves", "3")] * (kind == "citations"))):
         other = run(*args, *option)
         assert other.exit_code == 2, option
         assert "other settings" in other.stderr

@@ -13,7 +13,6 @@ from rag_windows import (
     PCW,
     MateICL,
     Method,
-    ProfileError,
     Sequential,
     StructuredPrompting,
     WindowedLM,
@@ -22,6 +21,7 @@ from rag_windows.attention import backends
 from rag_windows.attention.weights import WeightRecorder
 from rag_windows.batching.loop import BatchLoop
 from rag_windows.batching.row import Row
+from rag_windows.steps.head_shares import head_shares
 from tests.parity import dense, float64, weighted, zoo
 from tests.parity.weighted import Weighed
 from tests.rag_windows import small
@@ -138,52 +138,18 @@ def test_switched_off_nothing_is_computed(monkeypatch: pytest.MonkeyPatch) -> No
 
 @pytest.mark.parametrize("name", ["llama", "gemma2", "gemma3_text-sliding"])
 @pytest.mark.parametrize("rule", ["pcw", "ape"])
-def test_heads_count_as_much_as_they_are_weighed(name: str, rule: str) -> None:
+def test_what_each_head_looks_at(name: str, rule: str) -> None:
     model, (method, dense_rule) = zoo.shared(name), RULES[rule]
     lm = WindowedLM.from_pretrained(model, tokenizer=None)
-    config = model.config
-    size = config.num_hidden_layers, config.num_attention_heads
-    heads = torch.rand(size, generator=torch.Generator().manual_seed(1))
-    lm.engine.weigh_heads(heads.tolist())
-    context = lm.encode_ids(PREFIX, WINDOWS, method=method)
-    options = {"max_new_tokens": 3, "do_sample": False}
-    decoder = lm.engine.decoder
-    made = decoder.generate(context, QUERY, options=options, record_weights=True, weigh_heads=True)
-    plain = decoder.generate(context, QUERY, options=options, record_weights=True)
-    assert made.sequences == plain.sequences
-    answer = made.sequences[0]
+    (answer,) = decoded(lm, method).sequences
     single = [
         by_head(model, zoo.BY_NAME[name].sliding, dense_rule, [*QUERY, *answer[:step]])
         for step in range(len(answer))
     ]
-    expected = (torch.stack(single) * heads[None, :, :, None]).sum(dim=(0, 1, 2))
-    assert torch.allclose(torch.tensor(made.weights(0)), expected / expected.sum(), atol=1e-5)
-    uniform = torch.stack(single).mean(dim=(0, 1, 2))
-    assert torch.allclose(torch.tensor(plain.weights(0)), uniform, atol=1e-5)
-    shares = decoder.head_shares(context, QUERY, answer)
+    context = lm.encode_ids(PREFIX, WINDOWS, method=method)
+    shares = head_shares(lm.engine.decoder.runner, context, QUERY, answer)
     assert shares is not None
     assert torch.allclose(shares, torch.stack(single).sum(dim=0)[..., :-2], atol=1e-4)
-    wrong = [[1.0]] * size[0]
-    with pytest.raises(ProfileError, match="Fit them again"):
-        lm.engine.weigh_heads(wrong)
-
-
-def test_a_batch_weighs_heads_as_one_answer_does() -> None:
-    lm = small.wrapped()
-    lm.engine.weigh_heads([[0.0, 2.0, 0.5, 0.0], [1.0, 0.0, 0.0, 3.0]])
-    asked: dict[str, Any] = {
-        "query": "Where?",
-        "passages": ["The mill is here.", "Goats eat.", "A road."],
-        "max_new_tokens": 6,
-        "do_sample": False,
-    }
-    alone, plain = lm.generate(**asked), small.lm().generate(**asked)
-    (batched,) = lm.generate_batch([asked])
-    for one, two, other in zip(
-        alone.citations or (), batched.citations or (), plain.citations or (), strict=True
-    ):
-        assert one.mass == pytest.approx(two.mass, abs=1e-5)
-        assert one.mass != pytest.approx(other.mass, abs=1e-3)
 
 
 def test_what_a_failed_pass_recorded_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from typing import Any, Self
 
 import numpy as np
-import torch
 from scipy.stats import spearmanr
 
 from rag_windows import Passage, WindowedLM
@@ -128,7 +127,6 @@ class Citing:
 
     generating: Generating
     halves: int = HALVES
-    heads: bool = False
 
     def answer(
         self, lm: WindowedLM, condition: Condition, asked: Sequence[AskedExample]
@@ -196,20 +194,4 @@ class Citing:
             Ablation(tuple(sorted(half)), logprob)
             for half, logprob in zip(halves, sums[len(first) :], strict=True)
         ]
-        shares = None
-        if self.heads:
-            shares = engine.decoder.head_shares(context, request.parts.query_ids, record.tokens)
-        return replace(
-            record,
-            effects=effects,
-            ablations=tuple(ablations),
-            heads=() if shares is None else _by_passage(shares, len(record.passages)),
-            layers=0 if shares is None else len(shares),
-        )
-
-
-def _by_passage(shares: torch.Tensor, passages: int) -> tuple[tuple[float, ...], ...]:
-    """Shares (layers, heads, groups) as a row for each passage, rounded; none if it has none."""
-    rows = [tuple(round(one, 6) for one in row) for row in shares.flatten(0, 1).T.tolist()]
-    rows += [()] * (passages - len(rows))
-    return tuple(row if any(row) else () for row in rows)
+        return replace(record, effects=effects, ablations=tuple(ablations))

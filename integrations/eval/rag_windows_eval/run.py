@@ -116,10 +116,6 @@ class Described:
             "max_window_tokens": lm.max_window_tokens,
             "template": {key: plain(one) for key, one in sorted(lm.template_kwargs.items())},
         }
-        if lm.profile is not None and lm.profile.heads is not None:
-            # They change masses.
-            weights = json.dumps(lm.profile.heads).encode()
-            settings["heads"] = hashlib.sha256(weights).hexdigest()[:32]
         return cls(settings, surroundings())
 
 

@@ -73,9 +73,8 @@ class AnswerRecord:
     A question with an ``error`` is asked again when the run goes on. Where ``warm_s`` is there,
     ``ttft_s`` are the seconds to the first token with an empty cache, and ``warm_s`` those with the
     windows that this asking left in it. Of a `CitationsTask` only: ``tokens`` are those of the
-    answer, ``effects`` what was measured of its citations, in nats or percent, ``ablations`` how
-    likely it is without halves of the passages, and ``heads`` for each passage how much each head
-    of each of the ``layers`` looked at it.
+    answer, ``effects`` what was measured of its citations, in nats or percent, and ``ablations``
+    how likely it is without halves of the passages.
     """
 
     __pydantic_config__ = STRICT
@@ -105,8 +104,6 @@ class AnswerRecord:
     tokens: tuple[Count, ...] = ()
     effects: Mapping[str, float] = field(default_factory=dict)
     ablations: tuple[Ablation, ...] = ()
-    heads: tuple[tuple[float, ...], ...] = ()
-    layers: Count = 0
 
 
 class _Timing(BaseModel):

@@ -282,9 +282,6 @@ def citations(
     halves: Annotated[
         int, option("N", "Random halves of the passages to leave out; 0 for none.", min=0)
     ] = 8,
-    heads: Annotated[
-        bool, flag("--heads", "Store what each attention head looked at, for eval heads.")
-    ] = False,
     asking: Asking,
     over: RayOptions,
 ) -> None:
@@ -295,28 +292,9 @@ def citations(
     """
     chosen: dict[str, Any] = {"sizes": passages or [None], "seed": asking.seed}
     chosen |= {"without_right": without_right, "every_answer": every_answer}
-    options = {"halves": halves, "heads": heads}
+    options = {"halves": halves}
     run = _running().evaluate
     run(asking, over, "citations", data, [None], {}, citing_options=options, **chosen)
-
-
-@evaluation.command("heads")
-def fit_heads(
-    folder: Annotated[Path, typer.Argument(help="Folder of a run of eval citations --heads.")],
-    profile: Annotated[
-        str, option("FILE", "Profile of rag-windows compare, to which the weights are added.")
-    ],
-    out: Annotated[Path, option("FILE", "Where the profile is written.")],
-    method: Annotated[
-        str | None, option("NAME", "Whose answers to take. Default: the first that has some.")
-    ] = None,
-    json: cli.Json = False,
-) -> None:
-    """Fit how much each attention head counts in citations, so that they follow removals."""
-    _running()
-    from rag_windows_eval.cli.heads import fit_again
-
-    fit_again(folder, profile, out, method, as_json=json)
 
 
 @dataclass(frozen=True, slots=True)
