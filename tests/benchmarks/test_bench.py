@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from transformers import AutoModelForCausalLM
 
 from rag_windows import InputError, PassageCache
-from rag_windows_eval.benchmark import answers, llama_cpp, workload
+from rag_windows_eval.benchmark import answers, workload
 from rag_windows_eval.benchmark import result as results
 from rag_windows_eval.benchmark import run as running
 from tests.rag_windows import small
@@ -116,49 +113,3 @@ def test_a_cost_is_the_median_of_its_rounds_and_rounded_up() -> None:
     assert results.cost([1.0301]) == "1.031x"
     assert results.cost([1.1, 1.03, 1.0]) == "1.030x (1.000x to 1.100x)"
     assert results.cost([]) == "-"
-
-
-@pytest.mark.parametrize("family", ["llama", "qwen2"])
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-def test_llama_cpp_gets_the_weights_that_are_timed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str, dtype: str
-) -> None:
-    pytest.importorskip("gguf")
-    more: dict[str, Any] = {"tie_word_embeddings": True} if family == "qwen2" else {}
-    monkeypatch.setitem(workload.SHAPES, "tiny", (family, (64, 48, 96, 2, 6, 2), more))
-    model, _ = workload.build(results.BenchPlan(shape="tiny", dtype=dtype))  # type: ignore[arg-type]  # one of its names
-    if family == "qwen2":
-        for layer in model.model.layers:  # made as zeros
-            torch.nn.init.normal_(layer.self_attn.q_proj.bias)
-    llama_cpp.write_gguf(model, tmp_path / "model.gguf")
-    found = AutoModelForCausalLM.from_pretrained(
-        tmp_path, gguf_file="model.gguf", dtype=torch.float32
-    )
-    weights = found.state_dict()
-    assert set(weights) == set(model.state_dict())
-    for name, weight in model.state_dict().items():
-        assert torch.equal(weights[name], weight.float()), name
-    ids = torch.arange(6, 12)[None]
-    assert torch.allclose(found(ids).logits, model.float()(ids).logits, atol=1e-5)
-
-
-def test_llama_cpp_turns_scaled_positions_alike(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    gguf = pytest.importorskip("gguf")
-    scaled = {
-        **{"rope_type": "llama3", "rope_theta": 500_000.0, "factor": 8.0},
-        **{"low_freq_factor": 1.0, "high_freq_factor": 4.0},
-        "original_max_position_embeddings": 256,
-    }
-    shape = ("llama", (64, 64, 96, 1, 2, 2), {"rope_parameters": scaled})
-    monkeypatch.setitem(workload.SHAPES, "tiny", shape)
-    model, _ = workload.build(results.BenchPlan(shape="tiny"))
-    llama_cpp.write_gguf(model, tmp_path / "model.gguf")
-    reader = gguf.GGUFReader(tmp_path / "model.gguf")
-    (divisors,) = (one.data for one in reader.tensors if one.name == "rope_freqs.weight")
-    plain = 500_000.0 ** (-torch.arange(0, 32, 2).double() / 32)
-    turned = model.model.rotary_emb.inv_freq
-    assert torch.allclose((plain / torch.tensor(divisors)).float(), turned, rtol=1e-5)
-    assert divisors.max() == pytest.approx(8)
-    assert divisors.min() == pytest.approx(1)

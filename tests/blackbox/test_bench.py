@@ -45,7 +45,7 @@ def test_a_run_prints_its_tables_and_writes_them(run: Run, tmp_path: Path) -> No
     found = json.loads((out / "performance.json").read_text(encoding="utf-8"))
     assert set(found) == {
         *("format", "shape", "dtype", "machine", "roofline", "method", "context", "window"),
-        *("prompt_tokens", "tokens", "baseline", "rows", "concurrency", "llama_cpp", "command"),
+        *("prompt_tokens", "tokens", "baseline", "rows", "concurrency", "command"),
         "date",
     }
     assert re.fullmatch(r"\d{4}-\d\d-\d\d", found["date"])
@@ -67,94 +67,6 @@ def test_a_run_prints_its_tables_and_writes_them(run: Run, tmp_path: Path) -> No
     assert set(map(tuple, costs.values())) == {()}
     assert [len(one["seconds"]) for one in found["concurrency"]] == [2, 2, 2, 2]
     assert [len(one["citations_cost"]) for one in found["concurrency"]] == [2, 0, 2, 0]
-
-
-LLAMA_BENCH = """\
-import json, sys
-
-given = dict(zip(sys.argv[1::2], sys.argv[2::2])) if "--help" not in sys.argv else {}
-if not given:
-    print("  -d, --n-depth <n>")
-    raise SystemExit
-given = sys.argv[1:]
-value = lambda name: given[given.index(name) + 1] if name in given else "0"
-assert open(value("-m"), "rb").read(4) == b"GGUF"
-assert "--no-warmup" in given and value("-r") == "1" and value("-o") == "json"
-prompts, tokens, depth = value("-p").split(","), int(value("-n")), int(value("-d"))
-if tokens:
-    assert prompts == ["0"] and depth == 128
-    found = [(0, tokens, 20_000_000 * tokens)]
-else:
-    slower = 2 if "-fa" in given else 1
-    found = [(int(one), 0, slower * 1_000_000 * int(one)) for one in prompts]
-print(json.dumps([
-    {"build_commit": "abc", "n_threads": int(value("-t")), "type_k": "f16",
-     "n_prompt": prompt, "n_gen": count, "n_depth": depth, "samples_ns": [took]}
-    for prompt, count, took in found
-]))
-"""
-
-
-def program(path: Path, source: str) -> Path:
-    path.write_text(f"#!{sys.executable}\n{source}")
-    path.chmod(0o755)
-    return path
-
-
-def test_llama_cpp_is_timed_in_the_same_rounds(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fast = program(tmp_path / "llama-bench", LLAMA_BENCH)
-    memory = ("--way", "windows, from memory")
-    # What the command writes down of itself does not say where the program lies.
-    monkeypatch.setattr(sys, "argv", ["", "bench", "--llama-bench", f"{fast} -x"])
-    done = run("bench", *SMALL, *memory, "--llama-bench", fast, "--out", tmp_path)
-    assert "    rag-windows bench --llama-bench 'llama-bench -x'\n" in done.stdout
-    assert done.exit_code == 0, done.stderr
-    assert "llama.cpp (build_commit abc, n_threads" in done.stdout
-    # Whoever is faster: the table says it.
-    assert re.search(
-        r'decode step of "(windows, from memory|llama.cpp)" is [\d.]+x as fast as that of "'
-        r'(windows, from memory|llama.cpp)"',
-        done.stdout,
-    )
-    slow = program(tmp_path / "slow", LLAMA_BENCH.replace("20_000_000", "20"))
-    done = run("bench", *SMALL, *memory, "--llama-bench", slow, "--llama-bench", f"{slow} -fa 0")
-    assert "\n| llama.cpp | 0.128 s |" in done.stdout
-    assert "\n| llama.cpp -fa 0 | 0.256 s |" in done.stdout
-    assert re.search(r'decode step of "llama.cpp" is [\d,.]+x as fast as that of "w', done.stdout)
-    found = json.loads((tmp_path / "performance.json").read_text())
-    assert found["llama_cpp"] == [
-        {"build_commit": "abc", "n_threads": torch.get_num_threads(), "type_k": "f16"}
-    ]
-    rival = found["rows"][-1]
-    assert (rival["name"], rival["first_s"], rival["decode_s"]) == ("llama.cpp", [0.128], [0.02])
-    assert rival["end_s"] == pytest.approx([0.148])
-
-
-@pytest.mark.parametrize(
-    ("source", "told"),
-    [
-        (None, "can't be run (No such file or directory)"),
-        ("print('hello')", "not llama.cpp's llama-bench"),
-        (
-            f"import sys; sys.exit('first\\nno memory') if '-m' in sys.argv else 0\n{LLAMA_BENCH}",
-            "failed with exit code 1: first | no memory",
-        ),
-        ("print('--n-depth')", "did not print times in JSON"),
-        ("print('--n-depth' if '-m' not in __import__('sys').argv else '[]')", "It printed '[]"),
-    ],
-)
-def test_a_program_that_is_not_llama_bench_or_fails_is_one_line(
-    run: Run, tmp_path: Path, source: str | None, told: str
-) -> None:
-    path = tmp_path / "llama-bench"
-    if source is not None:
-        program(path, source)
-    done = run("bench", *SMALL, "--llama-bench", path)
-    assert done.exit_code == 2
-    assert told in done.stderr.strip().splitlines()[-1]
-    assert str(path) in done.stderr
 
 
 def test_a_profile_shows_the_parts_of_a_step(run: Run, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from typer.models import OptionInfo
 
 from rag_windows.methods import resolve, spelled
 
-SEQUENTIAL, LLAMA_CPP = "transformers", "llama.cpp"
+SEQUENTIAL = "transformers"
 COLD, DISK, MEMORY = "windows, cold", "windows, from disk", "windows, from memory"
 TOKENS = "token ids, from memory"
 UNCITED = ", no citations"
@@ -62,14 +62,6 @@ class BenchPlan:
     against: Annotated[
         list[str] | None,
         _option("Another method to time, its windows in memory; can be repeated.", "NAME"),
-    ] = None
-    llama_bench: Annotated[
-        list[str] | None,
-        _option(
-            "Also run llama.cpp's llama-bench on the same weights: its path and "
-            "options, such as 'PATH -fa 0'; can be repeated.",
-            "PATH",
-        ),
     ] = None
     memory: Annotated[
         bool, typer.Option(help="Measure peak memory (on the CPU, in separate processes).")
@@ -143,7 +135,7 @@ class Result:
     `date` is the day of the run (YYYY-MM-DD, UTC); it is empty in files of older versions.
     `roofline` says as ``memory_bytes_per_s`` how fast the machine read memory in the run,
     `prompt_tokens` are those of the whole prompt, `tokens` those of an answer, `baseline` names
-    the row to which ratios are taken, `llama_cpp` what each --llama-bench says of itself.
+    the row to which ratios are taken.
     """
 
     format: Literal[4]
@@ -159,7 +151,6 @@ class Result:
     baseline: str
     rows: list[BenchRow]
     concurrency: list[Concurrency]
-    llama_cpp: list[dict[str, Any]]
     command: str
     date: str = ""
 
@@ -270,7 +261,7 @@ def summary(result: Result) -> str:
             shown(row, "end_s", "s"),
         ]
         for row in result.rows
-        if row.name in (SEQUENTIAL, COLD, DISK, MEMORY) or row.name.startswith(LLAMA_CPP)
+        if row.name in (SEQUENTIAL, COLD, DISK, MEMORY)
     ]
     head = ["way", "first token", "decode step", f"end of {result.tokens} tokens"]
     lines = [*table(head, rows), ""]
@@ -309,34 +300,7 @@ def _rows(result: Result) -> list[str]:
         )
     rounds = "1 round" if len(rows[0].first_s) == 1 else f"{len(rows[0].first_s)} rounds"
     note = f"{rounds}, a prompt of {result.prompt_tokens:,} tokens."
-    return [*table(head, lines), "", note, "", *_rivals(result)]
-
-
-def _rivals(result: Result) -> list[str]:
-    """The report of each llama.cpp, and whether it or windows are faster."""
-    lines = []
-    ours = next((row for row in result.rows if row.name == MEMORY), None)
-    for report, row in zip(
-        result.llama_cpp,
-        [row for row in result.rows if row.name.startswith(LLAMA_CPP)],
-        strict=True,
-    ):
-        known = ", ".join(f"{key} {value}" for key, value in report.items())
-        lines += [
-            f"{row.name} ({known}): its first token is the time of its prompt, and the end of "
-            "an answer is that and the decode steps added; it draws no token from logits.",
-            "",
-        ]
-        if ours is not None:
-            for what, theirs, own in (
-                ("first token", row.first_s, ours.first_s),
-                ("decode step", row.decode_s, ours.decode_s),
-            ):
-                faster = statistics.median(theirs) < statistics.median(own)
-                fast, slow = (row.name, MEMORY) if faster else (MEMORY, row.name)
-                ratio = times(*((own, theirs) if faster else (theirs, own)))
-                lines += [f'The {what} of "{fast}" is {ratio} as fast as that of "{slow}".', ""]
-    return lines
+    return [*table(head, lines), "", note, ""]
 
 
 def _memory(rows: Sequence[BenchRow]) -> list[str]:

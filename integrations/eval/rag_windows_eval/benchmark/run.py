@@ -5,10 +5,8 @@ from __future__ import annotations
 import ctypes
 import gc
 import platform
-import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
@@ -22,7 +20,6 @@ from rag_windows.attention import native_kernel
 from rag_windows.errors import InputError
 from rag_windows.methods import describe, resolve
 from rag_windows.model import WindowedLM
-from rag_windows_eval.benchmark import llama_cpp
 from rag_windows_eval.benchmark.answers import (
     Clock,
     all_answers,
@@ -37,7 +34,6 @@ from rag_windows_eval.benchmark.profile import ProfiledStep
 from rag_windows_eval.benchmark.result import (
     COLD,
     INT8,
-    LLAMA_CPP,
     MEMORY,
     ONE_BY_ONE,
     SEQUENTIAL,
@@ -74,10 +70,9 @@ def check(plan: BenchPlan) -> None:
     """Raise an `InputError`, before any work, for what would fail later."""
     if plan.shape is not None and plan.model is not None:
         raise InputError("--shape and --model can't both be given. Leave one of them out.")
-    if plan.profile and (plan.questions or plan.against or plan.llama_bench):
+    if plan.profile and (plan.questions or plan.against):
         raise InputError(
-            "--profile can't be combined with --questions, --against or --llama-bench. Leave "
-            "them out."
+            "--profile can't be combined with --questions or --against. Leave them out."
         )
     config = config_of(plan)
     for method in (plan.method, *(plan.against or ())):
@@ -97,8 +92,6 @@ def check(plan: BenchPlan) -> None:
             f"{plan.model} has {positions} positions, but one prompt over {plan.context} tokens, "
             f"as transformers reads it, takes {whole}. Use a smaller --context."
         )
-    if plan.llama_bench:
-        llama_cpp.check(plan.llama_bench, config, plan.device)
 
 
 def wrapped(plan: BenchPlan) -> WindowedLM:
@@ -120,7 +113,6 @@ def run(plan: BenchPlan, command: str, tell: Tell = lambda _: None) -> Result:
     lm = wrapped(plan)
     rate = measure_rate(lm.model.device)
     asked = BenchTexts(lm, plan.context, plan.window).workload()
-    rows, reports = measure_rows(plan, lm, asked, rate, tell)
     return Result(
         format=4,
         shape=plan.model or plan.shape or DEFAULT,
@@ -133,9 +125,8 @@ def run(plan: BenchPlan, command: str, tell: Tell = lambda _: None) -> Result:
         prompt_tokens=len(asked.prompt),
         tokens=plan.new_tokens,
         baseline=SEQUENTIAL,
-        rows=rows,
+        rows=measure_rows(plan, lm, asked, rate, tell),
         concurrency=measure_concurrency(plan, lm) if plan.questions else [],
-        llama_cpp=reports,
         command=command,
         date=datetime.now(UTC).date().isoformat(),
     )
@@ -185,11 +176,11 @@ class _Times:
     decode_s: list[float] = field(default_factory=list)
     end_s: list[float] = field(default_factory=list)
 
-    def add(self, prefill_s: float, first_s: float, decode_s: float, end_s: float) -> None:
-        self.prefill_s.append(prefill_s)
-        self.first_s.append(first_s)
-        self.decode_s.append(decode_s)
-        self.end_s.append(end_s)
+    def add(self, clock: Clock) -> None:
+        self.prefill_s.append(clock.prefill_s)
+        self.first_s.append(clock.stamps[0])
+        self.decode_s.append(clock.decode_s)
+        self.end_s.append(clock.end_s)
 
 
 def _cost(name: str, values: dict[str, list[float]]) -> list[float]:
@@ -202,28 +193,20 @@ def _cost(name: str, values: dict[str, list[float]]) -> list[float]:
 
 def measure_rows(
     plan: BenchPlan, lm: WindowedLM, asked: Workload, rate: float, tell: Tell
-) -> tuple[list[BenchRow], list[dict[str, Any]]]:
-    """Time one question at a time; gives the rows and the report of each llama.cpp.
+) -> list[BenchRow]:
+    """Time one question at a time.
 
     Before the rounds everything answers once with a few tokens, so that nothing is compiled or
-    loaded in them: windows read the whole question, the slower one prompt and llama.cpp less.
+    loaded in them: windows read the whole question, the slower one prompt less.
     """
-    with ExitStack() as stack:
-        answers = stack.enter_context(all_answers(lm, plan))
-        rivals = _rivals(plan, lm, stack)
+    with all_answers(lm, plan) as answers:
         for name, answer in answers.items():
             answer(asked.shortened(1) if name == SEQUENTIAL else asked, _WARM, Clock())
-        reports = [rival.about() for rival in rivals.values()]
-        took = {name: _Times() for name in (*answers, *rivals)}
+        took = {name: _Times() for name in answers}
         for number, name in in_turn(took, plan.rounds):
-            if name in rivals:
-                behind = plan.new_tokens - 1
-                first, step = rivals[name].seconds(len(asked.prompt), behind)
-                took[name].add(first, first, step, first + behind * step)
-            else:
-                clock = Clock()
-                answers[name](asked, plan.new_tokens, clock)
-                took[name].add(clock.prefill_s, clock.stamps[0], clock.decode_s, clock.end_s)
+            clock = Clock()
+            answers[name](asked, plan.new_tokens, clock)
+            took[name].add(clock)
             tell(f"{name}, round {number + 1} of {plan.rounds}")
         peaks = {
             name: _peak(plan, name, partial(answer, asked, 2, Clock()), tell)
@@ -231,7 +214,7 @@ def measure_rows(
             if plan.memory and name in (SEQUENTIAL, COLD)
         }
     prompt, steps = len(asked.prompt), {name: own.decode_s for name, own in took.items()}
-    rows = [
+    return [
         BenchRow(
             name=name,
             prefill_s=own.prefill_s,
@@ -246,24 +229,6 @@ def measure_rows(
         )
         for name, own in took.items()
     ]
-    return rows, reports
-
-
-def _rivals(plan: BenchPlan, lm: WindowedLM, stack: ExitStack) -> dict[str, llama_cpp.LlamaBench]:
-    """Each --llama-bench by its name, with the model's weights in a file that goes in the end."""
-    programs = plan.llama_bench or []
-    if not programs:
-        return {}
-    folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="rag-windows-bench-"))
-    weights = Path(folder) / "model.gguf"
-    llama_cpp.write_gguf(lm.model, weights)
-    rivals: dict[str, llama_cpp.LlamaBench] = {}
-    for given in programs:
-        command = llama_cpp.split(given)
-        name = " ".join([LLAMA_CPP, *command[1:]])
-        name += f" ({len(rivals) + 1})" * (name in rivals)
-        rivals[name] = llama_cpp.LlamaBench(command, weights, torch.get_num_threads())
-    return rivals
 
 
 def measure_concurrency(plan: BenchPlan, lm: WindowedLM) -> list[Concurrency]:

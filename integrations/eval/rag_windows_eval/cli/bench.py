@@ -29,7 +29,6 @@ def bench(
     import torch
 
     from rag_windows.loading import best_device, check_device
-    from rag_windows_eval.benchmark.llama_cpp import split
     from rag_windows_eval.benchmark.run import check, profiled, run
 
     check_device(plan.device, "--device ")
@@ -45,11 +44,7 @@ def bench(
             write_whole(Path(out) / "profile.md", found)
             tell(f"Wrote profile.md to {out}.")
         return
-    # The command in the report leaves out the folders of the user's programs.
-    words = sys.argv[1:]
-    for program in (split(given)[0] for given in plan.llama_bench or ()):
-        words = [word.replace(program, Path(program).name) for word in words]
-    result = run(plan, shlex.join(["rag-windows", *words]), tell)
+    result = run(plan, shlex.join(["rag-windows", *sys.argv[1:]]), tell)
     print(markdown(result))
     if out is not None:
         written = TypeAdapter(Result).dump_json(result, indent=1).decode()
