@@ -20,7 +20,6 @@ from rag_windows_eval.benchmark.result import (
     INT8,
     MEMORY,
     SEQUENTIAL,
-    TOKENS,
     UNCITED,
     VARIANTS,
     BenchPlan,
@@ -113,24 +112,6 @@ def windowed(lm: WindowedLM, *, citations: bool = True, method: str | None = Non
     return answer
 
 
-def token_level(lm: WindowedLM, *, citations: bool) -> Answer:
-    """`WindowedLM.encode_ids`, and what `WindowedLM.generate_ids` runs behind it."""
-
-    def answer(asked: Workload, tokens: int, clock: Clock) -> None:
-        with clock.running():
-            context = lm.encode_ids(asked.parts.prefix_ids, asked.windows)
-            clock.prefill_s = now() - clock.begun
-            decoded = lm.engine.decoder.generate(
-                context,
-                asked.parts.query_ids,
-                options=greedy(tokens, clock),
-                record_weights=citations,
-            )
-            decoded.weights(0)
-
-    return answer
-
-
 def cold(lm: WindowedLM, cache: PassageCache) -> Answer:
     """Answers with an empty cache, like the first question of all."""
     answered = windowed(lm.with_cache(cache))
@@ -183,8 +164,6 @@ def all_answers(lm: WindowedLM, plan: BenchPlan) -> Iterator[dict[str, Answer]]:
             DISK: from_disk(lm, caches[DISK]),
             MEMORY: windowed(warm),
             MEMORY + UNCITED: windowed(warm, citations=False),
-            TOKENS: token_level(warm, citations=True),
-            TOKENS + UNCITED: token_level(warm, citations=False),
         }
         chosen = {name: answers[name] for name in VARIANTS if name in (plan.way or VARIANTS)}
         if INT8 in caches:

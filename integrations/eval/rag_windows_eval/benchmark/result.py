@@ -19,9 +19,8 @@ from rag_windows.methods import resolve, spelled
 
 SEQUENTIAL = "transformers"
 COLD, DISK, MEMORY = "windows, cold", "windows, from disk", "windows, from memory"
-TOKENS = "token ids, from memory"
 UNCITED = ", no citations"
-VARIANTS = (SEQUENTIAL, COLD, DISK, MEMORY, MEMORY + UNCITED, TOKENS, TOKENS + UNCITED)
+VARIANTS = (SEQUENTIAL, COLD, DISK, MEMORY, MEMORY + UNCITED)
 """Those with and without citations stand side by side, so they follow each other in a round."""
 INT8 = MEMORY + ", int8"
 """Timed where it is named: the same windows in 8 bits a number."""
@@ -199,9 +198,9 @@ def cost(ratios: Sequence[float]) -> str:
 
 EXPLAINED = (
     f'"{SEQUENTIAL}" has everything in one prompt; "windows" are `generate` over text with '
-    'citations and the cache of the command line: the default path; "token ids" are the same '
-    "tokens given as ids. Medians of the rounds (smallest to largest). The roofline of a decode "
-    "step is reading all weights and the keys and values of the prompt once, at memory's rate. "
+    "citations and the cache of the command line: the default path. Medians of the rounds "
+    "(smallest to largest). The roofline of a decode step is reading all weights and the keys "
+    "and values of the prompt once, at memory's rate. "
     f'Ratios are to "{SEQUENTIAL}", those and shares rounded down. What citations cost is a '
     "decode step with them by one without, in the same round, rounded up. "
     '"-" was not measured.'
