@@ -1,9 +1,8 @@
-"""`rag-windows eval icl`, `long` and `passages`: what is asked, of what data, what is refused."""
+"""`rag-windows eval icl` and `passages`: what is asked, of what data, what is refused."""
 
 from __future__ import annotations
 
 import json
-import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -14,8 +13,6 @@ import pytest
 
 from rag_windows import APE, Demonstration, Example, Passage, WindowedLM
 from rag_windows_eval.icl import IclTask
-from rag_windows_eval.long import LongTask
-from rag_windows_eval.task import AnswerRecord, ReadPassage, Reference
 from tests.blackbox.conftest import Run
 from tests.blackbox.test_evaluation import one_line, records, scores
 
@@ -165,11 +162,7 @@ def test_a_line_that_is_wrong_is_named(
     [
         (("icl", "--task", "q.jsonl", "--shots", "5"), "5 demonstrations are asked for"),
         (("icl", "--task", "q.jsonl", "--shots", "-1"), "--shots"),
-        (("long", "--passages", "0"), "'0' must be a list of whole numbers from 1 on"),
-        (("long", "--positions", "nan"), "'nan' must be a list of numbers from 0 to 1"),
-        (("long", "--questions", "81"), "The sample corpus has 80 questions, not 81"),
-        (("long", "--haystack", "empty"), "empty"),
-        (("long", "--passages", "900"), "of samples has 29"),
+        (("passages", "--data", "q.jsonl", "--passages", "0"), "whole numbers from 1 on"),
     ],
 )
 def test_what_can_not_be_asked_is_refused_before_any_work(
@@ -180,7 +173,6 @@ def test_what_can_not_be_asked_is_refused_before_any_work(
     message: str,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("empty").mkdir()
     write(Path("q.jsonl"), *labelled(4))
     result = run("eval", *options)
     assert result.exit_code == 2
@@ -204,67 +196,6 @@ def test_methods_get_the_numbers_behind_their_names_or_of_a_profile(
     assert (found[3]["tokens"], found[3]["reader"]["name"]) == (8, "pcw")
     wrong = run("eval", "icl", "--task", "task.jsonl", "--profile", "p.json", "--methods", "pcw")
     assert "--profile holds numbers of the method ape" in one_line(wrong.stderr)
-
-
-def test_a_needle_stands_at_each_place_among_the_same_passages(tmp_path: Path) -> None:
-    made = LongTask.open(sizes=(1, 4, 9), depths=(0.0, 0.25, 0.5, 0.75, 1.0), questions=3)
-    again = LongTask.open(sizes=(9,), depths=(0.5,), questions=3)
-    assert len(made.examples) == 3 * (1 + 4 + 5)
-    one, *rest = made.examples[:10]
-    # 1 of 3 steps is nearer to 25% than to 50%, and 2 of 3 to 75%.
-    assert [each.kinds[-1] for each in (one, *rest)] == [
-        *("1 passage", "position 0%", "position 25%", "position 75%", "position 100%"),
-        *(f"position {depth}%" for depth in (0, 25, 50, 75, 100)),
-    ]
-    (needle,) = one.passages
-    assert one.references[0].text in needle.text
-    for each in rest:
-        passages = list(each.passages)
-        assert passages.index(needle) == int(each.key.rpartition("/")[2])
-        passages.remove(needle)
-        assert passages == [two for two in rest[-1].passages if two != needle][: len(passages)]
-        assert not any(str(needle.title) in f"{two.title} {two.text}" for two in passages)
-    assert again.examples[0].passages == made.examples[7].passages
-
-
-@pytest.mark.parametrize(
-    ("answer", "held"),
-    [("red boat", 100), ("It is the Red boat.", 100), ("a red, small boat", 0), ("red boats", 0)],
-)
-def test_an_answer_holds_the_right_one_s_words_in_a_row(answer: str, held: float) -> None:
-    task = LongTask.open(sizes=(2,), depths=(0.0,), questions=1)
-    example = replace(task.examples[0], references=(Reference("red boat"),))
-    passages = (
-        ReadPassage(example.details["needle"], mass=0.3),
-        ReadPassage("another", mass=0.2),
-    )
-    record = AnswerRecord(example.key, "ape", answer, passages=passages)
-    assert [one.value for one in task.scores([example], [record])] == [held, 100]
-
-
-def texts(folder: Path) -> Path:
-    folder.mkdir()
-    for number in range(6):
-        words = " ".join(f"Word{number}x{i} stays here." for i in range(40))
-        (folder / f"{number}.txt").write_text(words, encoding="utf-8")
-    return folder
-
-
-def test_invented_needles_stand_inside_texts(tmp_path: Path) -> None:
-    folder = str(texts(tmp_path / "texts"))
-    options: dict[str, Any] = {"sizes": (1, 5), "depths": (0.0,), "questions": 8}
-    task = LongTask.open(haystack=folder, passage_words=60, **options)
-    assert (task.name, task.prefix is None) == ("long/texts", False)
-    assert LongTask.open(haystack=folder, passage_words=60, **options).examples == task.examples
-    for example in task.examples[1::2]:
-        needle, *others = example.passages
-        name = re.fullmatch(r"What is the secret number of (\w+ \w+)\?", example.question)
-        assert name is not None
-        code = example.references[0].text
-        before, _, behind = needle.text.partition(f"The secret number of {name[1]} is {code}.")
-        assert len(before) > 50 < len(behind)
-        assert before.endswith("here. ")
-        assert not any(code in one.text or name[1] in one.text for one in others)
 
 
 def test_questions_that_bring_their_passages(

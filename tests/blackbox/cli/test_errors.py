@@ -93,7 +93,7 @@ def test_every_error_is_one_line(run: Run, model: str, args: str, message: str) 
         (["cache", "stats", "--cache-dir", "docs/bridge.md"], "docs/bridge.md"),
         (["cache", "prune", "--disk", "much"], "disk="),
         (["cache", "prune", "--disk", "-1GiB"], "disk="),
-        (["eval", "long", "--temperature", "0.9"], "No such option: --temperature"),
+        (["eval", "passages", "--temperature", "0.9"], "No such option: --temperature"),
         (["classify", "x", "--demos", "none.jsonl"], "can't be read"),
         (["classify", "x", "--demos", "empty.jsonl"], "has no lines. Write lines such as"),
         (["classify", "x", "--demos", "docs/olsen.txt"], "line 1 is not valid JSON at character 1"),
@@ -162,7 +162,8 @@ def test_help_names_what_a_command_takes(run: Run, command: str) -> None:
         assert command != other or option not in shown
 
 
-UNREAD = ("--docs", "no-such-folder", "--model", "no-such-model")
+NO_MODEL = ("--model", "no-such-model")
+UNREAD = ("--docs", "no-such-folder", *NO_MODEL)
 LATE = [
     (("--method", "magic"), "Unknown method 'magic'"),
     (("--method", "ape:heat=1"), "no parameter 'heat'"),
@@ -196,8 +197,8 @@ def test_options_are_checked_before_documents_and_models_are_read(
         (("classify", "x", "--demos", "none", "--method", "magic"), "Unknown method 'magic'"),
         (("serve", *UNREAD, "--refuse", "everything"), "--refuse 'everything'"),
         (("serve", *UNREAD, "--api-key-file", "none.txt"), "none.txt"),
-        (("eval", "long", "--model", "no-such-model", "--methods", "magic"), "'magic'"),
-        (("eval", "long", "--model", "no-such-model", "--profile", "none.json"), "'none.json'"),
+        (("eval", "passages", "--data", "none", *NO_MODEL, "--methods", "magic"), "'magic'"),
+        (("eval", "passages", "--data", "none", *NO_MODEL, "--profile", "none.json"), "'none.json'"),
     ],
 )
 def test_every_command_checks_its_options_first(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -32,22 +30,18 @@ def _running() -> Any:
     return running
 
 
-def _several(
-    text: str,
-    least: int,
-    most: float = math.inf,
-    kind: Callable[[str], float] = int,
-    wanted: str = "whole numbers from {} on, such as 5,10,20",
-) -> Any:
-    """An option that takes numbers with commas between them."""
+def _several(text: str, least: int) -> Any:
+    """An option that takes whole numbers with commas between them."""
 
-    def parsed(value: str) -> list[float]:
+    def parsed(value: str) -> list[int]:
         try:
-            found: list[float] = sorted({kind(word) for word in value.split(",")})
+            found = sorted({int(word) for word in value.split(",")})
         except ValueError:
             found = []
-        if not found or not all(least <= one <= most for one in found):
-            raise typer.BadParameter(f"{value!r} must be a list of {wanted.format(least)}")
+        if not found or found[0] < least:
+            raise typer.BadParameter(
+                f"{value!r} must be a list of whole numbers from {least} on, such as 5,10,20"
+            )
         return found
 
     return option("N,...", text, parser=parsed)
@@ -60,14 +54,6 @@ Methods = Annotated[
 ]
 TopK = Annotated[Any, _several("Number of passages to read; several numbers are compared.", 1)]
 Shots = Annotated[Any, _several("Number of demonstrations; several numbers are compared.", 0)]
-Sizes = Annotated[
-    Any, _several("Number of passages, with the needle's passage; several numbers are compared.", 1)
-]
-_PLACES = "numbers from 0 to 1, such as 0,0.5"
-Places = Annotated[
-    Any,
-    _several("Positions of the needle, from 0 (first passage) to 1 (last).", 0, 1, float, _PLACES),
-]
 Style = Annotated[
     Literal["plain", "chatrag"],
     option(None, "Wording of the prompt: plain, or as in ChatRAG-Bench."),
@@ -196,27 +182,6 @@ def icl(
 
 
 @evaluation.command()
-@spreading(without=(*_NO_OPTIONS, "limit"))
-def long(
-    *,
-    haystack: Annotated[
-        str | None,
-        option("DIR", "Folder of texts that hide the needle. Default: the sample corpus."),
-    ] = None,
-    passages: Sizes = "1,4,16,64",
-    positions: Places = "0,0.5,1",
-    questions: Annotated[
-        int | None, count("Number of questions for each size and position. Default: 10.")
-    ] = None,
-    asking: Asking,
-    over: RayOptions,
-) -> None:
-    """Needle in a haystack: one passage holds the answer, at several places among many passages."""
-    chosen = {"haystack": haystack, "sizes": passages, "depths": positions, "questions": questions}
-    _running().evaluate(asking, over, "long", None, [None], {}, seed=asking.seed, **chosen)
-
-
-@evaluation.command()
 @spreading(without=_NO_OPTIONS)
 def passages(
     *,
@@ -314,8 +279,8 @@ class SuiteOptions(Asking):
         str | None,
         option(
             "NAME,...",
-            "What is asked: inscit, chatrag or one of its sets such as chatrag/quac, long, "
-            "passages or the name of one of its files such as passages/nq. Default: all.",
+            "What is asked: inscit, chatrag or one of its sets such as chatrag/quac, passages or "
+            "the name of one of its files such as passages/nq. Default: all.",
         ),
     ] = None
     inscit: Annotated[str | None, option("FILE", "INSCIT's dev.json or test.json.")] = None
@@ -325,10 +290,6 @@ class SuiteOptions(Asking):
     passages: Annotated[
         list[str] | None,
         option("FILE", "Questions with their passages, as for eval passages; can be repeated."),
-    ] = None
-    haystack: Annotated[
-        str | None,
-        option("DIR", "Folder of texts that hide the long needle. Default: the sample corpus."),
     ] = None
     top_k: Annotated[
         int, count("Number of passages for questions of INSCIT and ChatRAG-Bench.")
@@ -341,9 +302,9 @@ class SuiteOptions(Asking):
 def suite(*, asking: SuiteOptions, over: RayOptions) -> None:
     """All evaluations with one model: one folder, one report, hours estimated at the start.
 
-    INSCIT, ChatRAG-Bench's sets, five tasks whose passages need one another, a needle among up to
-    64 passages, and files of questions that bring their passages. Some questions of each set are
-    asked first, to measure how long all will take and the first token with cold and warm windows.
+    INSCIT, ChatRAG-Bench's sets, and files of questions that bring their passages. Some questions
+    of each set are asked first, to measure how long all will take and the first token with cold
+    and warm windows.
     """
     _running()
     from rag_windows_eval.cli.suite import run_suite

@@ -34,7 +34,6 @@ from rag_windows.methods import METHODS, names_in, resolve
 from rag_windows_eval import chatrag, citing, icl, inscit, report
 from rag_windows_eval import run as runs
 from rag_windows_eval.files import read, write_whole
-from rag_windows_eval.long import LongTask
 from rag_windows_eval.passages import PassagesTask
 from rag_windows_eval.summary import as_json, summarise
 from rag_windows_eval.task import AnswerRecord, Task, TaskExample
@@ -46,9 +45,6 @@ if TYPE_CHECKING:
 
 ALL = "all"
 """Stands for every method in --methods."""
-
-_WITHOUT_DATA: Mapping[str, Callable[..., Task]] = {"long": LongTask.open}
-"""Tasks that need no file of the user's."""
 
 _OF_A_FILE: Mapping[str, Callable[..., Task]] = {
     "inscit": inscit.InscitTask.read,
@@ -67,7 +63,7 @@ _WITH_PASSAGES: Mapping[str, type[PassagesTask]] = {
 class DataOptions(BaseModel):
     """Options of a command about its data; no settings of the run, since files may move."""
 
-    kind: Literal["inscit", "chatrag", "icl", "long", "passages", "citations"]
+    kind: Literal["inscit", "chatrag", "icl", "passages", "citations"]
     data: str | None
     limit: int | None
     options: dict[str, Any]
@@ -83,10 +79,7 @@ class DataOptions(BaseModel):
                 return _WITH_PASSAGES[self.kind].read(
                     str(self.data), questions=self.limit, **self.options
                 )
-            if self.kind in _WITHOUT_DATA:
-                task = _WITHOUT_DATA[self.kind](**self.options)
-            else:
-                task = _OF_A_FILE[self.kind](str(self.data), **self.options)
+            task = _OF_A_FILE[self.kind](str(self.data), **self.options)
         if self.limit is None or self.limit >= len(task.examples):
             return task
         settings = {**task.settings, "limit": self.limit}
@@ -253,7 +246,7 @@ def evaluate(
     asking: Asking,
     over: RayOptions,
     kind: Any,
-    data: str | None,
+    data: str,
     top_k: Sequence[int | None],
     searching: dict[str, Any],
     *,

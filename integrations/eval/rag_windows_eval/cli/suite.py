@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from rag_windows.cli import RayOptions
     from rag_windows_eval.cli.app import SuiteOptions
 
-INSCIT, LONG = "inscit", "long"
+INSCIT = "inscit"
 CHATRAG = {
     "doc2dial": "doc2dial/test.json",
     "quac": "quac/test.json",
@@ -54,7 +54,7 @@ CHATRAG = {
 }
 """ChatRAG-Bench's datasets and their files, as its repository on the Hub has them."""
 
-SETS = (INSCIT, *(f"chatrag/{name}" for name in CHATRAG), LONG)
+SETS = (INSCIT, *(f"chatrag/{name}" for name in CHATRAG))
 """The sets of a suite, in this order."""
 
 _INSCIT_FROM = (
@@ -67,9 +67,6 @@ _CHATRAG_FROM = (
 
 MEASURED = 5
 """Questions of each set that are timed before the others are asked."""
-
-SIZES, DEPTHS = (1, 4, 16, 64), (0.0, 0.5, 1.0)
-"""Of the long needle: numbers of passages, and places of the needle."""
 
 
 def named(sets: str, every: Sequence[str] = SETS) -> list[str]:
@@ -109,13 +106,10 @@ def sources(asking: SuiteOptions) -> dict[str, DataOptions]:
                 missed = f"{CHATRAG[own]} is not in {data}" if data else "its files are not there"
                 lacking[name] = f"{missed}; {_CHATRAG_FROM} DIR"
             data = str(found)
-        elif kind == "passages":
+        else:
             data, chosen = files[name], {"seed": asking.seed}
             if not Path(data).is_file():
                 lacking[name] = f"{data} is not there; name a file that is with --passages FILE"
-        else:
-            chosen = {"haystack": asking.haystack, "sizes": SIZES, "depths": DEPTHS}
-            chosen["seed"] = asking.seed
         fields = {"kind": kind, "data": data, "limit": asking.limit, "options": chosen}
         made[name] = DataOptions.model_validate({**fields, "command": command()})
     if lacking:
