@@ -177,7 +177,7 @@ EXTRAS_OF = {
     "rag_windows/cli": ("cli",),
     "rag_windows/attention/kernels": ("cuda",),
     "integrations/adapt": ("adapt",),
-    "integrations/eval": ("eval", "gguf"),
+    "integrations/eval": ("eval",),
     "integrations/server": ("fleet", "server"),
     "retrievers/rag_windows_retrievers": ("formats", "pdf", "retrievers", "shared"),
     "integrations/langchain": ("langchain", "retrievers"),

@@ -24,12 +24,11 @@ EVIL = f"{SCRIPT}{IMAGE}{FRAME} {LINK} | `x` {HIDDEN}"
 
 HARMLESS = set(
     """html head meta title style body header main footer section nav h1 h2 h3 h4 h5 p a ul li dl dt
-    dd div span bdi strong table thead tbody tr th td details summary figure figcaption pre
-    svg g path use defs clippath rect text tspan""".split()
+    dd div span bdi strong table thead tbody tr th td details summary pre""".split()
 )
 ATTRIBUTES = set(
     """lang charset http-equiv content name id class style href role tabindex dir scope open
-    aria-label viewbox d transform clip-path x y width height""".split()
+    aria-label""".split()
 )
 QUICK = ("--max-new-tokens", "2")
 
@@ -137,11 +136,9 @@ def test_hostile_text_is_nothing_in_markdown(hostile: Path, run: Run) -> None:
             assert len(widths) == 1
 
 
-def test_a_report_tells_figures_charts_and_questions(plain: Path) -> None:
+def test_a_report_tells_figures_and_questions(plain: Path) -> None:
     page = (plain / "report.html").read_text(encoding="utf-8")
     text = (plain / "report.md").read_text(encoding="utf-8").replace("\\", "")
-    assert page.count("<svg") == 1
-    assert not re.search(r"#0[1-4]0[1-4]", page)
     for words in (
         *("Quality of answers", "each condition against its base", "by kind of question", "Work"),
         *("When was the lighthouse built?", "In 1811.", "rag-windows", "machine"),
@@ -203,35 +200,17 @@ def test_what_is_not_there_is_said(
     assert "There are no figures yet" in (out / "report.html").read_text()
 
 
-OVERLAPS = """() => {
-  const found = [];
-  for (const svg of document.querySelectorAll('figure.chart svg')) {
-    const frame = svg.getBoundingClientRect();
-    const texts = [...svg.querySelectorAll('text')].map(
-      t => [t.textContent, t.getBoundingClientRect()]);
-    texts.forEach(([a, r], i) => {
-      if (r.left < frame.left - 2 || r.right > frame.right + 2 || r.top < frame.top - 2
-          || r.bottom > frame.bottom + 2) found.push(['cut', a]);
-      for (const [b, o] of texts.slice(i + 1)) {
-        const wide = Math.min(r.right, o.right) - Math.max(r.left, o.left);
-        const high = Math.min(r.bottom, o.bottom) - Math.max(r.top, o.top);
-        if (wide > 1 && high > 3) found.push(['over', a, b]);
-      }
-    });
-  }
-  return found;
-}"""
 SUMS = """() => {
-  const sum = (name, one) => getComputedStyle(one)[name].match(/[0-9]+/g)
+  const sum = name => getComputedStyle(document.body)[name].match(/[0-9]+/g)
     .slice(0, 3).reduce((a, b) => a + +b, 0);
-  const label = document.querySelector('figure.chart svg text');
-  return [sum('backgroundColor', document.body), sum('color', document.body), sum('fill', label)];
+  return [sum('backgroundColor'), sum('color')];
 }"""
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("size", [(1280, 900), (390, 844)], ids=["desk", "phone"])
-@pytest.mark.parametrize("name", ["plain", "hostile"])
+@pytest.mark.parametrize(
+    ("name", "size", "scheme"),
+    [("plain", (1280, 900), "light"), ("hostile", (390, 844), "dark")],
+)
 def test_a_page_stays_inside_itself_in_a_browser(
     browser: Any, request: pytest.FixtureRequest, name: str, size: tuple[int, int], scheme: str
 ) -> None:
@@ -248,8 +227,6 @@ def test_a_page_stays_inside_itself_in_a_browser(
     assert page.evaluate("document.scrollingElement.scrollWidth") == size[0]
     assert (asked, said) == ([path.as_uri()], [])
     assert page.evaluate("window.hacked") is None
-    assert page.evaluate(OVERLAPS) == []
-    ground, ink, label = page.evaluate(SUMS)
+    ground, ink = page.evaluate(SUMS)
     assert (ground < ink) == (scheme == "dark")
-    assert label == ink
     page.close()

@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import html
-import io
 import json
 import math
 import re
-import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import astuple, dataclass
-from importlib.resources import as_file, files
-from itertools import cycle
+from dataclasses import dataclass
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-import matplotlib as mpl
 import pandas as pd
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
-from matplotlib.figure import Figure
 
 from rag_windows import __version__
 from rag_windows.visible_text import one_line, visible
@@ -278,89 +273,6 @@ def terminal_of_all(runs: Sequence[ReportedRun], hours: str = "") -> str:
     return rendered("together.md", tables=list(overview(runs)), hours=hours).strip()
 
 
-# The chart: a matplotlib SVG, which takes its colours from the page.
-
-WIDTH = 760
-"""In CSS pixels; on a phone it scrolls sideways, since text doesn't shrink."""
-
-COLOURS = {"#010101": "ink", "#020202": "soft", "#030303": "grid", "#040404": "ground"} | {
-    f"#0101f{place}": f"line{place}" for place in range(1, 7)
-}
-"""Stand-ins in charts.mplstyle, and variables of the page that hold the colours of its scheme."""
-
-
-def chart(summary: Summary, salt: str) -> str:
-    """Quality and time to the first token by number of passages; "" where there is no figure.
-
-    The salt makes the ids of a page's charts differ.
-    """
-    rows = [row for condition in summary["arms"] for row in _points(condition)]
-    points = pd.DataFrame(rows, columns=["label", "size", "value", "low", "high", "cold_s"])
-    if points["value"].isna().all():
-        return ""
-    style = files("rag_windows_eval") / "templates" / "charts.mplstyle"
-    with as_file(style) as path, mpl.rc_context({"svg.hashsalt": salt}, fname=path):
-        return _svg(_drawn(points, metric_name(summary["metrics"][0])))
-
-
-def _points(condition: Summary) -> Iterator[tuple[Any, ...]]:
-    """Points of a condition with a ``top_k``, or of a sweep's kinds such as "8 passages"."""
-    kinds = [(re.fullmatch(r"(\d+) passages?", part["label"]), part) for part in condition["kinds"]]
-    sized = [(int(match[1]), part["results"], math.nan) for match, part in kinds if match]
-    if condition["top_k"] is not None and condition["times"]:
-        # As they came, a condition is quicker by the windows that an earlier one has encoded.
-        cold = math.nan if condition["cold_s"] is None else condition["cold_s"]
-        sized = [(condition["top_k"], condition["results"], cold)]
-    for size, results, seconds in sized:
-        yield condition["label"], size, *astuple(results[0]["estimate"]), seconds
-
-
-def _drawn(points: pd.DataFrame, metric: str) -> Figure:
-    labels, sizes = points["label"].unique(), sorted(points["size"].unique())
-    # SVG's unit is matplotlib's point, of which 72 make an inch; the legend has two columns.
-    size = (WIDTH / 72, (340 + 24 * -(-len(labels) // 2)) / 72)
-    figure = Figure(figsize=size, layout="constrained")
-    titles = {"value": f"{metric}, percent", "cold_s": "first token, no window cached, s"}
-    there = [column for column in titles if points[column].notna().any()]
-    for axes, column in zip(figure.subplots(1, len(there), squeeze=False)[0], there, strict=True):
-        looks = cycle(mpl.rcParams["axes.prop_cycle"])
-        for order, (label, look) in enumerate(zip(labels, looks, strict=False)):
-            own = points[points["label"] == label]
-            # Side by side, so that no bar hides another.
-            at = own["size"] * 1.03 ** (order - (len(labels) - 1) / 2)
-            reach = [own["value"] - own["low"], own["high"] - own["value"]]
-            # matplotlib leaves labels that begin with "_" out of a legend.
-            shown = name("\u200b" + label if label.startswith("_") else label, 30)
-            bars = reach if column == "value" else None
-            axes.errorbar(at, own[column], yerr=bars, label=shown, **look)
-        axes.set_xscale("symlog", base=2, linthresh=1)
-        axes.set_xticks(sizes, [f"{one:,}" for one in sizes])
-        axes.minorticks_off()
-        axes.margins(0.12)
-        axes.set_ylim(bottom=0)
-        axes.set_xlabel("passages or demonstrations")
-        axes.set_ylabel(titles[column])
-    return figure
-
-
-def _svg(figure: Figure) -> str:
-    """The figure as an element of an HTML page; it holds no script, style sheet or address."""
-    handles, labels = figure.axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower left", ncols=2)
-    written = io.StringIO()
-    with warnings.catch_warnings():
-        # The reader's own fonts draw the text; matplotlib's lacks most scripts, and measures only.
-        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
-        figure.savefig(written, format="svg", transparent=True, metadata={"Date": None})
-    # Behind metadata and matplotlib's own style sheet. Groups need no ids.
-    drawing = written.getvalue().partition('<g id="figure_1">')[2]
-    drawing = re.sub(r' id="[\w.]+_\d+"', "", drawing).replace("xlink:href", "href")
-    for stand_in, variable in COLOURS.items():
-        drawing = drawing.replace(stand_in, f"var(--{variable})")
-    size = " ".join(f"{72 * side:g}" for side in figure.get_size_inches())
-    return f'<svg viewBox="0 0 {size}"><g>{drawing}'
-
-
 # The page.
 
 QUESTIONS = 10
@@ -420,7 +332,6 @@ def _part(run: ReportedRun, anchor: str, count: int) -> dict[str, Any]:
         "command": run.command,
         "summary": summary,
         "tables": list(tables(summary)),
-        "chart": chart(summary, anchor),
         "questions": [_question(run, values, place) for place in _chosen(run, values, count)],
     }
 

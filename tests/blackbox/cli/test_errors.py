@@ -198,7 +198,10 @@ def test_options_are_checked_before_documents_and_models_are_read(
         (("serve", *UNREAD, "--refuse", "everything"), "--refuse 'everything'"),
         (("serve", *UNREAD, "--api-key-file", "none.txt"), "none.txt"),
         (("eval", "passages", "--data", "none", *NO_MODEL, "--methods", "magic"), "'magic'"),
-        (("eval", "passages", "--data", "none", *NO_MODEL, "--profile", "none.json"), "'none.json'"),
+        (
+            ("eval", "passages", "--data", "none", *NO_MODEL, "--profile", "none.json"),
+            "'none.json'",
+        ),
     ],
 )
 def test_every_command_checks_its_options_first(

@@ -23,7 +23,7 @@ evaluation.add_typer(score, name="score")
 
 def _running() -> Any:
     """The module that the commands call, once its packages are known to be installed."""
-    names = ("matplotlib", "pandas", "sacrebleu", "scipy", "spacy", "tabulate")
+    names = ("pandas", "sacrebleu", "scipy", "spacy", "tabulate")
     require("rag-windows eval", *names, extra="eval")
     from rag_windows_eval.cli import running
 
