@@ -316,6 +316,7 @@ def _report(
     from rag_windows import WindowedLM
     from rag_windows.calibration import bag_f1, chatrag_words
     from rag_windows.methods import resolve
+    from rag_windows_adapt.training import METHOD
 
     def overlap(answer: str, right: str) -> float:
         return bag_f1(chatrag_words(answer), chatrag_words(right))
@@ -331,14 +332,14 @@ def _report(
     profiles = [
         one.compare(
             examples,
-            ["sequential", plan.method],
+            ["sequential", METHOD],
             metric=None if labelled else overlap,
             prefix=plan.instruction,
             seed=plan.seed,
         )
         for one in (lm, adapted)
     ]
-    windows = resolve(plan.method).name
+    windows = resolve(METHOD).name
     before, after = ({one.method.name: one for one in profile.settings} for profile in profiles)
     return [
         ("one prompt", before["sequential"]),

@@ -59,8 +59,6 @@ class TrainingPlan:
         rank: of the LoRA (https://arxiv.org/abs/2106.09685) on every linear layer of the decoder.
         rate: learning rate of AdamW.
         instruction: system prompt of the questions.
-        method: by which windows are read, now and later: pcw, ape, mateicl, structured-prompting,
-            or one of these with aligned.
         seed: of lessons and first weights.
     """
 
@@ -70,7 +68,6 @@ class TrainingPlan:
     rank: int = 16
     rate: float = 3e-4
     instruction: str | None = None
-    method: str = METHOD
     seed: int = 0
 
 
@@ -98,7 +95,6 @@ class Trainer:
 
     Raises:
         UnsupportedModelError: its windows share no attention, or PEFT can't adapt it.
-        InputError: the plan's method does more than read windows side by side.
     """
 
     def __init__(self, lm: WindowedLM, plan: TrainingPlan) -> None:
@@ -108,13 +104,7 @@ class Trainer:
                 "attention to learn for. Use it as it is."
             )
         self.lm, self.plan, self.progress = lm, plan, Progress()
-        self._method = method = resolve(plan.method)
-        steps = (method.recompute, method.refinement, method.selection, method.combination)
-        if not method.windowed or any(steps) or method.neighbours or method.sink:
-            raise InputError(
-                f"An adapter can't be trained for the method {plan.method!r}, which does more than "
-                f"read windows side by side. Use {METHOD!r}, or pcw."
-            )
+        self._method = resolve(METHOD)
         # PEFT draws the first weights on the CPU.
         with torch.random.fork_rng(devices=[]), gradients_unchanged(lm.model):
             torch.default_generator.manual_seed(plan.seed)
@@ -257,7 +247,7 @@ class Trainer:
         }
         _replace(
             folder / FILE,
-            Made(method=self.plan.method, model=self._made_for, trained=trained)
+            Made(method=METHOD, model=self._made_for, trained=trained)
             .model_dump_json(indent=1)
             .encode(),
         )

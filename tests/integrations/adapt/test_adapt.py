@@ -14,18 +14,16 @@ import pytest
 import torch
 
 from rag_windows import InputError, LimitError, Passage, UnsupportedModelError, WindowedLM
-from rag_windows_adapt import (
+from rag_windows_adapt.lessons import (
     Asked,
     Lesson,
     Marked,
     MarkedLessons,
     OwnLessons,
     Teacher,
-    Trainer,
-    TrainingPlan,
-    train,
+    question_in,
 )
-from rag_windows_adapt.lessons import question_in
+from rag_windows_adapt.training import METHOD, Trainer, TrainingPlan, train
 from tests.blackbox.conftest import invoke
 from tests.rag_windows import small, small_states
 
@@ -84,7 +82,7 @@ def test_the_first_divergence_is_that_of_windows_and_of_the_right_one(lm: Window
     expected = []
     for one in lesson.asked:
         logs = []
-        for passages, by in ((PASSAGES, PLAN.method), ([PASSAGES[one.right[0]]], "pcw")):
+        for passages, by in ((PASSAGES, METHOD), ([PASSAGES[one.right[0]]], "pcw")):
             parts = lm.engine.text.prompt.build(one.question, passages, prefix="Answer.")
             windows = [window.ids for window in parts.windows]
             context = lm.engine.encoder.encode_ids(
@@ -100,25 +98,28 @@ def test_the_first_divergence_is_that_of_windows_and_of_the_right_one(lm: Window
 
 def test_what_does_not_fit_the_model_is_refused_before_it_teaches_anything() -> None:
     """By name, also where rotary positions have no table that would end."""
-    model = small.build(max_position_embeddings=96)
+    # Windows end at the 512th position behind the prefix.
+    model = small.build(max_position_embeddings=608)
     lm = WindowedLM.from_pretrained(model, tokenizer=small.tokenizer())
     (lesson,) = asked(lm)
-    trainer = Trainer(lm, replace(PLAN, method="pcw"))
+    trainer = Trainer(lm, PLAN)
     trainer.learn(lesson)
     before = trainer.progress.lessons
     talk = replace(lesson.asked[0], answer=lesson.asked[0].answer * 40)
     with pytest.raises(LimitError, match="positions"):
         trainer.learn(replace(lesson, asked=(talk,)))
+    short = small.build(max_position_embeddings=500)
     with pytest.raises(LimitError, match="multiples of"):
-        Trainer(lm, replace(PLAN, method="aligned:tokens=90+pcw")).learn(lesson)
+        Trainer(WindowedLM.from_pretrained(short, tokenizer=small.tokenizer()), PLAN).learn(lesson)
     assert trainer.progress.lessons == before
 
 
 def test_lessons_that_are_too_long_for_the_model_are_left_out(tmp_path: Path) -> None:
     """The others are learned from, as without them, also after a stop between; all is an error."""
-    model = small.build(max_position_embeddings=96)
+    # Windows end at the 512th position behind the prefix.
+    model = small.build(max_position_embeddings=608)
     lm = WindowedLM.from_pretrained(model, tokenizer=small.tokenizer())
-    plan = replace(PLAN, questions=16, method="pcw")
+    plan = replace(PLAN, questions=16)
     (lesson,) = asked(lm)
     first = lesson.asked[0]
     long = replace(lesson, asked=(replace(first, answer=first.answer * 40),))
@@ -292,12 +293,6 @@ def test_people_s_questions_come_with_their_right_passages_and_some_others(
     assert model.requests == 3
 
 
-@pytest.mark.parametrize("method", ["auto", "linked", "pced", "sequential", "sink+pcw"])
-def test_a_method_that_does_more_than_read_windows_is_refused(lm: WindowedLM, method: str) -> None:
-    with pytest.raises(InputError, match="more than read windows side by side"):
-        Trainer(lm, replace(PLAN, method=method))
-
-
 def test_the_teacher_reads_several_right_passages_in_one_prompt(lm: WindowedLM) -> None:
     """What windows differ from is the answer over both, as an ordinary prompt has them."""
     answer = lm.generate(
@@ -305,7 +300,7 @@ def test_the_teacher_reads_several_right_passages_in_one_prompt(lm: WindowedLM) 
     )
     lesson = Lesson(tuple(PASSAGES), (Asked("Who plays?", (1, 0), answer.token_ids),))
     logs = []
-    for passages, method in ((PASSAGES, PLAN.method), (PASSAGES[1::-1], "sequential")):
+    for passages, method in ((PASSAGES, METHOD), (PASSAGES[1::-1], "sequential")):
         parts = lm.engine.text.prompt.build("Who plays?", passages, prefix="Answer.")
         windows = [window.ids for window in parts.windows]
         chosen = lm.engine.method_of(method)
