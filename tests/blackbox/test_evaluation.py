@@ -94,7 +94,7 @@ def test_a_run_leaves_all_that_follows_from_its_answers(
     assert result.exit_code == 0, result.stderr
     out = tmp_path / "out"
     kept = records(out)
-    assert [one["kind"] for one in kept] == ["record"] * 9
+    assert len(kept) == 9
     assert {one["arm"] for one in kept} == set(ARMS)
     texts = {
         one["text"]: one["passage"]

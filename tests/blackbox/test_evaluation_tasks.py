@@ -105,16 +105,6 @@ def test_each_seed_shows_and_asks_its_own(icl: Eval, tmp_path: Path) -> None:
     assert [one["metric"] for one in scores(tmp_path / "out")["arms"][0]["results"]] == ["accuracy"]
 
 
-def test_runs_of_the_options_of_old_are_still_reported(icl: Eval, run: Run, tmp_path: Path) -> None:
-    icl(labelled(), "--shots", "8")
-    path = tmp_path / "out" / "source.json"
-    source = json.loads(path.read_text())
-    del source["options"]["seed"]
-    source["options"] |= {"test": None, "seeds": [0], "wording": "pcw", "choices_as": "text"}
-    path.write_text(json.dumps(source))
-    assert run("eval", "report", "out").exit_code == 0
-
-
 def test_labels_take_turns_until_they_run_out(tmp_path: Path) -> None:
     rows = [{"text": str(i), "label": "abc"[0 if i < 20 else 1 + i % 2]} for i in range(26)]
     file = str(write(tmp_path / "a.jsonl", *rows))

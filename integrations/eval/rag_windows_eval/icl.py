@@ -45,11 +45,11 @@ class Text(BaseModel):
 
 
 def from_files(
-    test: Path, demonstrations: Path | None, labels: Sequence[str] | None
+    test: Path, demonstrations: Path | None
 ) -> tuple[list[Demonstration], list[TaskExample], list[str], dict[str, Any]]:
     """Demonstrations, examples, labels, and the names and digests of the files for a manifest.
 
-    One file, whose lines name their split, or two. By default, labels are the demonstrations'.
+    One file, whose lines name their split, or two. Labels are the demonstrations'.
     """
     train, asked, stamp = list[Demonstration](), list[TaskExample](), {}
     for part, path in (("demonstrations", demonstrations), ("test", test)):
@@ -75,12 +75,12 @@ def from_files(
             "lines to ask with it."
         )
     given, right = [one.label for one in train], [one.references[0].text for one in asked]
-    known = list(labels or dict.fromkeys(given or right))
+    known = list(dict.fromkeys(given or right))
     strange = {*given, *right} - set(known)
     if len(known) < 2 or strange:
         raise DataError(
             f"{test}: {shown(sorted(strange) or known[0])} stands beside the labels {known}; there "
-            "must be two at least, and no others: name all of them with --label."
+            "must be two at least, and a demonstration of each."
         )
     return train, asked, known, stamp
 
@@ -104,25 +104,21 @@ class IclTask(Task):
         task: str,
         *,
         demonstrations: str | None = None,
-        template: str | None = None,
-        labels: Sequence[str] | None = None,
         seed: int = 0,
         windows: int | None = None,
         calibrate_with: Sequence[str] = (),
         texts: int | None = None,
-        **earlier: object,
     ) -> Self:
         """Open a file of a task; the arguments are the command's options.
 
-        ``texts`` is its --limit: so many are asked, drawn with the seed. ``earlier`` are options
-        of older runs; where they changed what was asked, the settings differ, too.
+        ``texts`` is its --limit: so many are asked, drawn with the seed.
         """
         demos = Path(demonstrations) if demonstrations else None
-        train, asked, known, stamp = from_files(Path(task), demos, labels)
+        train, asked, known, stamp = from_files(Path(task), demos)
         if texts is not None and texts < len(asked):
             chosen = random.Random(seed).sample(range(len(asked)), texts)
             asked = [asked[place] for place in sorted(chosen)]
-        form = Template() if template is None else Template(template)
+        form = Template()
         counts = Counter(one.references[0].text for one in asked)
         settings = {
             "data": stamp,
@@ -137,13 +133,6 @@ class IclTask(Task):
                 "chance": round(100 / len(known), 2),
                 "majority": round(100 * max(counts.values()) / len(asked), 2),
             },
-            # No command changes these.
-            "kind": "classification",
-            "normalize": "sum",
-            "window_tokens": None,
-            "demonstrations": 32,
-            "balanced": True,
-            "choices_as": "text",
         }
         return cls(
             name=Path(task).stem,

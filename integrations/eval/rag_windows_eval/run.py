@@ -39,7 +39,6 @@ from rag_windows_eval.files import (
 )
 from rag_windows_eval.task import (
     AnswerRecord,
-    Line,
     ReadPassage,
     Task,
     TaskExample,
@@ -245,9 +244,7 @@ class RunFolder:
         self.records: dict[str, dict[str, AnswerRecord]] = {
             one.name: {} for one in manifest.conditions
         }
-        for place, found in read_lines(path / RECORDS, Line):
-            if not isinstance(found, AnswerRecord):
-                continue
+        for place, found in read_lines(path / RECORDS, AnswerRecord):
             if found.arm not in self.records:
                 raise DataError(
                     f'{place}: "arm" is {shown(found.arm)}, which is not in the run\'s manifest. '

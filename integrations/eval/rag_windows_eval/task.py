@@ -7,11 +7,11 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BeforeValidator, ConfigDict, Field
 
 from rag_windows.passage import Passage
 from rag_windows.results import Support
@@ -77,9 +77,9 @@ class AnswerRecord:
     how likely it is without halves of the passages.
     """
 
-    __pydantic_config__ = STRICT
+    # A field that is no longer written, as of a folder of an earlier version, is ignored.
+    __pydantic_config__ = ConfigDict(allow_inf_nan=False)
 
-    kind: Literal["record"] = field(default="record", kw_only=True)
     key: str
     arm: str
     answer: str
@@ -106,18 +106,8 @@ class AnswerRecord:
     ablations: tuple[Ablation, ...] = ()
 
 
-class _Timing(BaseModel):
-    """A line of earlier versions, which timed the first token separately."""
-
-    kind: Literal["speed"]
-
-
-Line = Annotated[AnswerRecord | _Timing, Field(discriminator="kind")]
-"""A line of a records.jsonl."""
-
-
 def line_of(record: AnswerRecord) -> dict[str, Any]:
-    """The JSON object that is written as a `Line`."""
+    """The JSON object that is written as a line of a records.jsonl."""
     scores = {name: None if one == -math.inf else one for name, one in record.scores.items()}
     return {**asdict(record), "scores": scores}
 

@@ -131,7 +131,7 @@ class Machine:
 class Result:
     """One run; its JSON is that of `pydantic.TypeAdapter(Result)`.
 
-    `date` is the day of the run (YYYY-MM-DD, UTC); it is empty in files of older versions.
+    `date` is the day of the run (YYYY-MM-DD, UTC).
     `roofline` says as ``memory_bytes_per_s`` how fast the machine read memory in the run,
     `prompt_tokens` are those of the whole prompt, `tokens` those of an answer, `baseline` names
     the row to which ratios are taken.
@@ -151,7 +151,7 @@ class Result:
     rows: list[BenchRow]
     concurrency: list[Concurrency]
     command: str
-    date: str = ""
+    date: str
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
@@ -215,7 +215,7 @@ def markdown(result: Result) -> str:
         f"{result.shape}, {result.dtype}, {machine.device}, {_threads(result)} "
         f"({versions}). Windows are read by {spelled(resolve(result.method))}. Memory gave "
         f"{result.roofline['memory_bytes_per_s'] / 1e9:,.1f} GB/s in the same run"
-        + (f" of {result.date}." if result.date else "."),
+        f" of {result.date}.",
         *("", f"    {result.command}"),
         *("", EXPLAINED),
         *("", f"### {result.context:,} tokens, windows of {result.window}", ""),
@@ -238,7 +238,7 @@ def summary(result: Result) -> str:
     """One short table: the default path and the others, or questions one by one and together."""
     rounds = len(result.rows[0].first_s)
     counted = f"medians of {rounds} rounds" if rounds > 1 else "one round"
-    on = ", ".join(filter(None, (result.machine.device, _threads(result), result.date)))
+    on = f"{result.machine.device}, {_threads(result)}, {result.date}"
     note = (
         f"Measured: {result.shape} in {result.dtype} on {on}; {result.context:,} tokens of "
         f"passages, {result.window} a window; {counted}: `{result.command}`"
