@@ -136,7 +136,7 @@ def test_a_damaged_record_gives_one_clear_error(
 def _command(folder: Path) -> list[str]:
     return [
         *("eval", "chatrag", "--data", str(folder / "data.json"), "--dataset", "doc2dial"),
-        *("--methods", "ape", "--style", "plain", "--model", "tiny-reader"),
+        *("--methods", "ape", "--model", "tiny-reader"),
         *("--out", str(folder / "out")),
     ]
 

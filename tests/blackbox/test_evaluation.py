@@ -353,9 +353,8 @@ def test_chatrag_reads_the_passages_of_the_file(
     rows = [chatrag_row(), chatrag_row(messages=endless), chatrag_row(answers=["x"])]
     Path("doc2dial.json").write_text(json.dumps(rows), encoding="utf-8")
     options = ("--data", "doc2dial.json", "--dataset", "doc2dial")
-    style = ("--style", "plain", "--methods", "ape")
-    asked = ("--model", small_folder, *QUICK, *style, "--max-new-tokens", "8", "--out", "out")
-    result = run("eval", "chatrag", *options, *asked)
+    asked = ("--model", small_folder, "--methods", "ape", "--top-k", "2", "--max-new-tokens", "8")
+    result = run("eval", "chatrag", *options, *asked, "--out", "out")
     assert result.exit_code == 2
     assert "Missing answers, which count as empty: 1," in result.stderr
     file = tmp_path / "out" / "predictions" / "ape@2.txt"

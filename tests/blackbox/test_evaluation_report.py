@@ -159,6 +159,19 @@ def test_the_same_run_makes_the_same_report(plain: Path, run: Run, tmp_path: Pat
         assert (tmp_path / "a" / file).read_bytes() == (tmp_path / "b" / file).read_bytes()
 
 
+def test_a_run_with_options_of_another_version_is_named(
+    plain: Path, run: Run, tmp_path: Path
+) -> None:
+    out = tmp_path / "older"
+    shutil.copytree(plain, out)
+    source = json.loads((out / "source.json").read_text())
+    source["options"]["style"] = "plain"
+    (out / "source.json").write_text(json.dumps(source))
+    refused = run("eval", "report", out)
+    assert refused.exit_code == 2
+    assert "options of another version" in refused.stderr
+
+
 def test_several_runs_stand_side_by_side(
     plain: Path, hostile: Path, run: Run, tmp_path: Path
 ) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -39,7 +38,6 @@ from rag_windows_eval.task import (
     ratio,
 )
 
-Style = Literal["chatrag", "plain"]
 Message = dict[str, str]
 
 
@@ -84,17 +82,15 @@ _PHRASES = (
 )
 
 
-def worded(messages: Sequence[Message], dataset: str, style: Style) -> tuple[Message, ...]:
-    """The messages as the benchmark shows them to a model, or in "plain" style as they are.
+def worded(messages: Sequence[Message], dataset: str) -> tuple[Message, ...]:
+    """The last seven messages as the benchmark shows them to a model, worded for this dataset.
 
     Those of one role in a row become one, since most templates take roles only in turn.
     """
-    last = [dict(one) for one in messages]
-    if style == "chatrag":
-        last = last[-LAST_MESSAGES:]
-        order = last[::-1] if dataset in _SHORT else last
-        asked = next(one for one in order if one["role"] == "user")
-        asked["content"] = _SHORT.get(dataset, _LONG) + asked["content"]
+    last = [dict(one) for one in messages[-LAST_MESSAGES:]]
+    order = last[::-1] if dataset in _SHORT else last
+    asked = next(one for one in order if one["role"] == "user")
+    asked["content"] = _SHORT.get(dataset, _LONG) + asked["content"]
     made: list[Message] = []
     for one in last:
         if made and made[-1]["role"] == one["role"]:
@@ -102,15 +98,6 @@ def worded(messages: Sequence[Message], dataset: str, style: Style) -> tuple[Mes
         else:
             made.append(one)
     return tuple(made)
-
-
-def titled(passage: Passage, style: Style) -> Passage:
-    """The passage as the benchmark's scripts show it to a model, with its title in its text."""
-    if passage.title is None or style == "plain":
-        return passage
-    text = f"title: {passage.title}, source: {passage.text}"
-    metadata = {**passage.metadata, "title": passage.title}
-    return replace(passage, text=text, title=None, metadata=metadata)
 
 
 class _Message(BaseModel):
@@ -127,9 +114,13 @@ class _Passage(BaseModel):
         float | None, BeforeValidator(lambda one: float(one) if isinstance(one, str) else one)
     ] = Field(None, allow_inf_nan=False)
 
-    def made(self, style: Style) -> Passage:
+    def made(self) -> Passage:
+        """As the benchmark's scripts show it to a model, with its title in its text."""
         name = self.id or digest_of(self.text)
-        return titled(Passage(self.text, name, self.title or None, self.score), style)
+        if not self.title:
+            return Passage(self.text, name, score=self.score)
+        text = f"title: {self.title}, source: {self.text}"
+        return Passage(text, name, score=self.score, metadata={"title": self.title})
 
 
 class _Row(BaseModel):
@@ -158,12 +149,8 @@ class ChatRagTask(Task):
     """
 
     @classmethod
-    def read(cls, path: str | Path, dataset: str, *, style: Style = "chatrag") -> ChatRagTask:
-        """Read a dataset's file: a JSON list of records, or one record a line.
-
-        The style "chatrag" is the benchmark's instruction, its wording for this dataset, the last
-        seven messages, and titles in the passages' text; "plain" leaves messages as they are.
-        """
+    def read(cls, path: str | Path, dataset: str) -> ChatRagTask:
+        """Read a dataset's file: a JSON list of records, or one record a line."""
         if dataset not in DATASETS:
             raise DataError(
                 f"{shown(dataset)} is not a dataset of ChatRAG-Bench. Choose one of "
@@ -180,19 +167,19 @@ class ChatRagTask(Task):
             examples.append(
                 TaskExample(
                     key=key,
-                    messages=worded(conversation, dataset, style),
+                    messages=worded(conversation, dataset),
                     references=tuple(Reference(str(one)) for one in row.answers),
                     group=groups.setdefault(row.messages[0].content, key),
                     kinds=("unanswerable" if refused else "answerable",) * (dataset in REFUSING),
-                    passages=tuple(one.made(style) for one in row.ctxs),
+                    passages=tuple(one.made() for one in row.ctxs),
                     details={"conversation": conversation, "exe_answer": row.exe_answer},
                 )
             )
         if not examples:
             raise DataError(f"{path} holds no record. Download or write it again.")
-        settings = {"dataset": dataset, "data": source.stamp, "style": style}
-        prefix = INSTRUCTION if style == "chatrag" else None
-        return cls(name=f"chatrag/{dataset}", examples=examples, settings=settings, prefix=prefix)
+        settings = {"dataset": dataset, "data": source.stamp}
+        name = f"chatrag/{dataset}"
+        return cls(name=name, examples=examples, settings=settings, prefix=INSTRUCTION)
 
     def scores(
         self, examples: Sequence[TaskExample], records: Sequence[AnswerRecord]
@@ -332,7 +319,7 @@ def score_chatrag(
     script has it for QuAC, ``quac_correct_retrieved_instance_idx_list``: those whose first five
     passages hold the right answer.
     """
-    examples = ChatRagTask.read(data, dataset, style="plain").examples
+    examples = ChatRagTask.read(data, dataset).examples
     answers, keys = read_answers(predictions, len(examples)), None
     if answerable is not None:
         there = [example.key for example in examples if not unanswerable(example)]

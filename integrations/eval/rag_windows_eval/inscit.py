@@ -23,13 +23,7 @@ from rag_windows.calibration import ARTICLES, bag_f1
 from rag_windows.errors import DataError
 from rag_windows.passage import Passage
 from rag_windows.visible_text import encodable
-from rag_windows_eval.chatrag import (
-    INSTRUCTION,
-    Style,
-    chatrag_f1,
-    titled,
-    worded,
-)
+from rag_windows_eval.chatrag import chatrag_f1
 from rag_windows_eval.files import Name, read, shown, validated, write_whole
 from rag_windows_eval.task import AnswerRecord, Array, MetricScore, Reference, Task, TaskExample
 
@@ -45,9 +39,9 @@ class _Evidence(BaseModel):
     passage_titles: list[str]
     passage_text: str
 
-    def made(self, style: Style) -> Passage:
+    def made(self) -> Passage:
         title = TITLES.join(self.passage_titles) or None
-        return titled(Passage(self.passage_text, self.passage_id, title), style)
+        return Passage(self.passage_text, self.passage_id, title)
 
 
 class _Label(BaseModel):
@@ -73,25 +67,22 @@ class _Turn(BaseModel):
             )
         return value
 
-    def example(
-        self, name: str, number: int, style: Style, passages: dict[str, Passage]
-    ) -> TaskExample:
+    def example(self, name: str, number: int, passages: dict[str, Passage]) -> TaskExample:
         """The turn's example; what it rests on is added to the file's passages."""
         for one in (one for label in self.labels for one in label.evidence):
             # Section titles may be spelled differently; the first spelling stays.
-            passages.setdefault(one.passage_id, one.made(style))
+            passages.setdefault(one.passage_id, one.made())
         references = tuple(label.reference() for label in self.labels)
         named = dict.fromkeys(name for one in references for name in one.evidence)
         roles = cycle(("user", "assistant"))
-        conversation = [{"role": next(roles), "content": text} for text in self.context]
         return TaskExample(
             key=f"{name}/{number}",
-            messages=worded(conversation, "inscit", style),
+            messages=tuple({"role": next(roles), "content": text} for text in self.context),
             references=references,
             group=name,
             kinds=tuple(dict.fromkeys(label.responseType for label in self.labels)),
             passages=tuple(passages[one] for one in named),
-            details={"conversation": conversation, "turn": number},
+            details={"turn": number},
         )
 
 
@@ -112,7 +103,6 @@ class InscitTask(Task):
         path: str | Path,
         *,
         corpus: str | Path | None = None,
-        style: Style = "plain",
         evidence: int = 1,
     ) -> InscitTask:
         """Read INSCIT's data file, and the passages to search, which are else its own evidence.
@@ -123,18 +113,16 @@ class InscitTask(Task):
         passages: dict[str, Passage] = {}
         for name, conversation in source.json(dict[str, _Conversation]).items():
             for number, turn in enumerate(conversation.turns, start=1):
-                examples.append(turn.example(name, number, style, passages))
+                examples.append(turn.example(name, number, passages))
         if not examples:
             raise DataError(
                 f"{path} holds no turn. Is it INSCIT's data file (dev.json or test.json)?"
             )
         pool, stamp = tuple(passages.values()), None
         if corpus is not None:
-            found, stamp = read_corpus(corpus)
-            pool = tuple(titled(one, style) for one in found)
-        settings = {"data": source.stamp, "corpus": stamp, "style": style, "evidence": evidence}
-        prefix = INSTRUCTION if style == "chatrag" else None
-        return cls(name="inscit", examples=examples, settings=settings, prefix=prefix, pool=pool)
+            pool, stamp = read_corpus(corpus)
+        settings = {"data": source.stamp, "corpus": stamp, "evidence": evidence}
+        return cls(name="inscit", examples=examples, settings=settings, pool=pool)
 
     @property
     def unfound(self) -> int:

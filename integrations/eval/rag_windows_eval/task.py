@@ -149,7 +149,7 @@ class TaskExample:
 
     @property
     def conversation(self) -> Sequence[Mapping[str, str]]:
-        """The messages as the data have them, before a style worded them as an instruction."""
+        """The messages as the data have them, before they were worded as an instruction."""
         found: Sequence[Mapping[str, str]] = self.details.get("conversation", self.messages)
         return found
 

@@ -57,32 +57,26 @@ def test_inscits_turns_become_examples(talks: inscit.InscitTask) -> None:
     assert json.loads(json.dumps(talks.settings)) == talks.settings
 
 
-def test_the_style_of_chatrag(tmp_path: Path, talks: inscit.InscitTask) -> None:
-    styled = inscit.InscitTask.read(tmp_path / "dev.json", style="chatrag")
-    assert styled.prefix == chatrag.INSTRUCTION
-    one, wording = styled.examples[1], "Please give a full and complete answer for the question. "
-    assert one.messages[0]["content"] == wording + "When was the lighthouse built?"
-    assert one.conversation == talks.examples[1].conversation
-    text = f"title: Lighthouse, source: {TEXTS['Lighthouse:1']}"
-    assert (styled.pool[0].text, styled.pool[0].title) == (text, None)
-    assert styled.examples[0].passages[0].text == text
-
-
 def test_chatrags_records_become_examples(tmp_path: Path) -> None:
     other = chatrag_row(messages=[{"role": "user", "content": "Who?"}], answer=12.5)
     del other["answers"]
     path = write(tmp_path / "a.json", [chatrag_row(), other, chatrag_row()])
-    one, two, three = chatrag.ChatRagTask.read(path, "coqa", style="plain").examples
+    one, two, three = chatrag.ChatRagTask.read(path, "coqa").examples
     assert [answer.text for answer in (*one.references, *two.references)] == [
         *("In 1902.", "1902", "12.5")
     ]
     assert [one.group, two.group, three.group] == ["coqa/1", "coqa/2", "coqa/1"]
-    assert [one.text for one in one.passages] == list(TEXTS.values())
+    assert [(one.text, one.title) for one in one.passages] == [
+        (f"title: {name}, source: {text}", None) for name, text in TEXTS.items()
+    ]
+    assert one.question.startswith("Answer the following question with a short span. ")
+    assert one.conversation[0]["content"] == "When was the lighthouse wired?"
+    long = chatrag.ChatRagTask.read(path, "qrecc").examples[0]
+    assert long.question.startswith("Please give a full and complete answer for the question. ")
+    assert chatrag.ChatRagTask.read(path, "coqa").prefix == chatrag.INSTRUCTION
     lines = tmp_path / "a.jsonl"
     lines.write_text("\n\n".join(json.dumps(row) for row in (chatrag_row(), other, chatrag_row())))
-    assert chatrag.ChatRagTask.read(lines, "coqa", style="plain").examples == [one, two, three]
-    styled = chatrag.ChatRagTask.read(path, "coqa")
-    assert styled.examples[0].question.startswith("Answer the following question with a short sp")
+    assert chatrag.ChatRagTask.read(lines, "coqa").examples == [one, two, three]
 
 
 @pytest.mark.parametrize(
@@ -158,8 +152,7 @@ def test_inscits_predictions_are_written_and_read(tmp_path: Path, talks: inscit.
     path = tmp_path / "predictions" / "ape.json"
     answers = ["In 1811.", "Öl,\n“oil” \u2028 it says", ""]
     records = {key: answered(key, answer) for key, answer in zip(KEYS, answers, strict=True)}
-    styled = inscit.InscitTask.read(tmp_path / "dev.json", style="chatrag")
-    inscit.write_predictions(path, styled.examples, records, evidence=2)
+    inscit.write_predictions(path, talks.examples, records, evidence=2)
     evidence = ("Lighthouse:2", "Lighthouse:1")
     assert inscit.read_predictions(path, talks.examples) == [(one, evidence) for one in answers]
     rows = json.loads(path.read_text(encoding="utf-8"))

@@ -54,10 +54,6 @@ Methods = Annotated[
 ]
 TopK = Annotated[Any, _several("Number of passages to read; several numbers are compared.", 1)]
 Shots = Annotated[Any, _several("Number of demonstrations; several numbers are compared.", 0)]
-Style = Annotated[
-    Literal["plain", "chatrag"],
-    option(None, "Wording of the prompt: plain, or as in ChatRAG-Bench."),
-]
 Retriever = Annotated[
     Literal["bm25", "dense", "hybrid", "gold"],
     option(None, "How passages are found; gold takes the dataset's right ones."),
@@ -122,7 +118,6 @@ def inscit(
     top_k: TopK = "20",
     asking: Asking,
     over: RayOptions,
-    style: Style = "plain",
     evidence: Annotated[
         int, count("Number of passages that a prediction names as evidence, by attention weight.")
     ] = 1,
@@ -132,7 +127,7 @@ def inscit(
     --data is the dataset's dev.json or test.json. Predictions are written in the dataset's format.
     """
     search = {"kind": retriever, "depth": max(top_k), "embedder": embedder}
-    chosen = {"corpus": corpus, "style": style, "evidence": evidence}
+    chosen = {"corpus": corpus, "evidence": evidence}
     _running().evaluate(asking, over, "inscit", data, top_k, search, **chosen)
 
 
@@ -146,12 +141,11 @@ def chatrag(
     top_k: TopK = "5",
     asking: Asking,
     over: RayOptions,
-    style: Style = "chatrag",
 ) -> None:
     """ChatRAG-Bench: ten conversational datasets whose passages come ranked with the question."""
     kind = "given" if embedder is None else "dense"
     search = {"kind": kind, "depth": max(top_k), "embedder": embedder}
-    _running().evaluate(asking, over, "chatrag", data, top_k, search, dataset=dataset, style=style)
+    _running().evaluate(asking, over, "chatrag", data, top_k, search, dataset=dataset)
 
 
 @evaluation.command()

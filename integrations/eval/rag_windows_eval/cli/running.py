@@ -291,7 +291,13 @@ def reported(path: Path, data: str | None = None) -> report.ReportedRun:
     """Score a run again; ``data`` names its data file if that was moved."""
     folder, source = runs.RunFolder.open(path), read(path / runs.SOURCE).json(DataOptions)
     source.data = data or source.data
-    task, manifest = source.task(), folder.manifest
+    try:
+        task, manifest = source.task(), folder.manifest
+    except TypeError as error:
+        raise DataError(
+            f"The run in {path} has options of another version of rag-windows ({error}). Run its "
+            "command again, with --fresh."
+        ) from error
     now = json.loads(json.dumps({"name": task.name, **task.settings}))
     keys = tuple(one.key for one in task.examples)
     if keys != manifest.keys or runs.differences(manifest.settings["task"], now):

@@ -95,11 +95,11 @@ def sources(asking: SuiteOptions) -> dict[str, DataOptions]:
         kind, _, own = name.partition("/")
         data, chosen = None, dict[str, Any]()
         if name == INSCIT:
-            data, chosen = asking.inscit, {"corpus": None, "style": "plain", "evidence": 1}
+            data, chosen = asking.inscit, {"corpus": None, "evidence": 1}
             if data is None or not Path(data).is_file():
                 lacking[name] = f"{data or 'its file'} is not there; {_INSCIT_FROM} FILE"
         elif kind == "chatrag":
-            data, chosen = asking.chatrag, {"dataset": own, "style": "chatrag"}
+            data, chosen = asking.chatrag, {"dataset": own}
             places = [Path(data or "") / inside / CHATRAG[own] for inside in ("", "data")]
             found = next((one for one in places if data is not None and one.is_file()), None)
             if found is None:
