@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import gzip
 import json
 import os
-import tempfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from rag_windows import DataError
 from rag_windows_eval import chatrag, files, inscit, task
@@ -235,53 +230,6 @@ def test_the_answerable_that_count_are_listed(tmp_path: Path) -> None:
         listed.write_text(wrong)
         with pytest.raises(DataError, match=told):
             chatrag.score_chatrag(path, "quac", said, listed)
-
-
-# Damage.
-
-READERS: dict[str, tuple[bytes, Callable[[Path], Any]]] = {
-    "inscit": (json.dumps(inscit_data(), ensure_ascii=False).encode(), inscit.InscitTask.read),
-    "chatrag": (
-        json.dumps([chatrag_row(), chatrag_row()], ensure_ascii=False).encode(),
-        lambda path: chatrag.ChatRagTask.read(path, "coqa"),
-    ),
-    "corpus": (gzip.compress(b"a\tone\nb\ttwo\n", mtime=0), inscit.read_corpus),
-}
-VALUES: st.SearchStrategy[Any] = st.recursive(
-    st.none() | st.booleans() | st.integers(-9, 9) | st.floats(-1, 1) | st.text(max_size=3),
-    lambda inner: (
-        st.lists(inner, max_size=3)
-        | st.dictionaries(st.sampled_from(["turns", "labels", "ctxs", "role"]), inner, max_size=4)
-    ),
-    max_leaves=12,
-)
-
-
-def read_damaged(name: str, data: bytes) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "hurt.json"
-        path.write_bytes(data)
-        try:
-            READERS[name][1](path)
-        except DataError as error:
-            if not str(error).startswith(str(path)) or "\n" in str(error):
-                raise AssertionError(error) from error
-            raise
-
-
-@pytest.mark.parametrize("name", READERS)
-@settings(max_examples=40)
-@given(st.data())
-def test_damage_is_one_error_that_names_the_file(name: str, data: st.DataObject) -> None:
-    whole = bytearray(READERS[name][0])
-    at = data.draw(st.integers(0, len(whole) - 1))
-    with pytest.raises(DataError):
-        read_damaged(name, bytes(whole[:at]))
-    whole[at] = data.draw(st.integers(0, 255))
-    with contextlib.suppress(DataError):
-        read_damaged(name, bytes(whole))
-    with pytest.raises(DataError):
-        read_damaged(name, json.dumps(data.draw(VALUES)).encode())
 
 
 # Writing.
