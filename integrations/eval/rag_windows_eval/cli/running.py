@@ -46,18 +46,17 @@ if TYPE_CHECKING:
 ALL = "all"
 """Stands for every method in --methods."""
 
-_OF_A_FILE: Mapping[str, Callable[..., Task]] = {
-    "inscit": inscit.InscitTask.read,
-    "chatrag": chatrag.ChatRagTask.read,
+_READERS: Mapping[str, tuple[Callable[..., Task], str | None]] = {
+    "inscit": (inscit.InscitTask.read, None),
+    "chatrag": (chatrag.ChatRagTask.read, None),
+    "icl": (icl.IclTask.open, "texts"),
+    "passages": (PassagesTask.read, "questions"),
+    "citations": (citing.CitationsTask.read, "questions"),
 }
-"""Tasks that are read from a file of the user's."""
+"""By kind, what reads the data, and its own argument for --limit; None where examples are cut off.
 
-
-_WITH_PASSAGES: Mapping[str, type[PassagesTask]] = {
-    "passages": PassagesTask,
-    "citations": citing.CitationsTask,
-}
-"""Tasks whose questions bring their passages."""
+A question of "passages" becomes several examples, and the texts of "icl" are drawn.
+"""
 
 
 class DataOptions(BaseModel):
@@ -71,16 +70,11 @@ class DataOptions(BaseModel):
 
     def task(self) -> Task:
         """Read the data; ``options`` are those of this kind's reader."""
+        reader, limiting = _READERS[self.kind]
+        limit = {} if limiting is None else {limiting: self.limit}
         with progress("Reading the data"):
-            if self.kind == "icl":
-                return icl.IclTask.open(str(self.data), texts=self.limit, **self.options)
-            if self.kind in _WITH_PASSAGES:
-                # A question is asked once for each number of passages.
-                return _WITH_PASSAGES[self.kind].read(
-                    str(self.data), questions=self.limit, **self.options
-                )
-            task = _OF_A_FILE[self.kind](str(self.data), **self.options)
-        if self.limit is None or self.limit >= len(task.examples):
+            task = reader(str(self.data), **limit, **self.options)
+        if limiting is not None or self.limit is None or self.limit >= len(task.examples):
             return task
         settings = {**task.settings, "limit": self.limit}
         return replace(task, examples=task.examples[: self.limit], settings=settings)
