@@ -4,7 +4,6 @@ from rag_windows.calibration.compare import (
     METHODS_TO_ASK,
     Example,
     ape_grid,
-    bootstrap,
     default_grid,
     read_examples,
 )
@@ -30,7 +29,6 @@ __all__ = [
     "Setting",
     "ape_grid",
     "bag_f1",
-    "bootstrap",
     "chatrag_words",
     "contains",
     "default_grid",
