@@ -7,7 +7,7 @@ It needs the extra `cli`, or one that brings it, as `retrievers` and `pdf` do.
 
 from rag_windows.errors import require
 
-require("rag_windows_retrievers", "bm25s", "charset-normalizer", extra="cli")
+require("rag_windows_retrievers", "bm25s", extra="cli")
 
 from rag_windows_retrievers.documents import (
     SUFFIXES,
