@@ -41,7 +41,6 @@ from rag_windows_retrievers.retriever import (
     Retriever,
     ScoredPassage,
     last_turns,
-    rewritten_by,
 )
 from rag_windows_retrievers.splitting import TokenBudget, split_document, split_documents
 
@@ -72,7 +71,6 @@ __all__ = [
     "load_documents",
     "open_index",
     "progress_bar",
-    "rewritten_by",
     "split_document",
     "split_documents",
 ]

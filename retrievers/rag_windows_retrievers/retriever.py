@@ -217,7 +217,7 @@ class ConversationalRetriever:
 
     Args:
         retriever: any.
-        condense: makes a query of a conversation, such as `last_turns` (None) or `rewritten_by`.
+        condense: makes a query of a conversation; None is `last_turns`.
     """
 
     def __init__(self, retriever: Retriever, condense: Condense | None = None) -> None:
@@ -278,27 +278,5 @@ def last_turns(turns: int | None = 3, *, weight: int = 3) -> Condense:
         asked = [BLANK_LINE.sub("\n", question) for question in questions]
         recent = asked if turns is None else asked[-1 - turns :]
         return "\n\n".join(["\n".join(recent), *asked[-1:] * (weight if len(recent) > 1 else 0)])
-
-    return condense
-
-
-def rewritten_by(ask: Callable[[str], str]) -> Condense:
-    """Condense by a language model; where it answers with nothing, as `last_turns` does.
-
-    Args:
-        ask: from a prompt to the model's answer, such as
-            ``lambda prompt: lm.generate(prompt, do_sample=False).text``.
-    """
-    instruction = (
-        "Rewrite the last question of this conversation so that it can be understood without the "
-        "conversation: put names in place of words that point back. Do not answer it. Write only "
-        "the rewritten question."
-    )
-
-    def condense(messages: Messages) -> str:
-        said = "\n".join(f"{one['role'].capitalize()}: {one['content']}" for one in messages)
-        # Models like to go on: the question is the first line that says something.
-        lines = ask(f"{instruction}\n\n{said}").strip().splitlines()
-        return lines[0].strip() if lines else last_turns()(messages)
 
     return condense

@@ -10,7 +10,6 @@ import faiss
 import pytest
 from langchain_classic.chains.retrieval import create_retrieval_chain
 from langchain_core.embeddings import DeterministicFakeEmbedding
-from langchain_core.messages import AIMessage, HumanMessage
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.retrievers import BaseRetriever
 from langchain_core.vectorstores import InMemoryVectorStore
@@ -27,13 +26,7 @@ from langchain_rag_windows.retrievers import RagWindowsRetriever
 from llama_index.llms.rag_windows import WindowSynthesizer, passage_of_node
 from llama_index.retrievers.rag_windows import RagWindowsRetriever as LlamaIndexRetriever
 from rag_windows import InputError, Passage
-from rag_windows_retrievers import (
-    BM25Retriever,
-    ConversationalRetriever,
-    Index,
-    Retriever,
-    last_turns,
-)
+from rag_windows_retrievers import BM25Retriever, Index, Retriever
 from tests.integrations.cases import PLACES, Held, case, one_window_each
 from tests.integrations.langchain import asking as langchain
 from tests.integrations.llama_index import asking as llama_index
@@ -108,23 +101,10 @@ def test_passages_without_an_id_or_with_the_same_are_not_lost() -> None:
     assert [node.node_id for node in retriever.retrieve("bridge")] == ids
 
 
-def test_a_conversation_is_condensed() -> None:
-    condensed = ConversationalRetriever(BM25Retriever(CORPUS), last_turns(1, weight=1))
-    retriever = RagWindowsRetriever(retriever=condensed, k=1)
-    history = [HumanMessage("Tell me about the arches of stone."), AIMessage("There are five.")]
-    for found in (
-        retriever.invoke("How old are they?", chat_history=history),
-        asyncio.run(retriever.ainvoke("How old are they?", chat_history=history)),
-    ):
-        assert found[0].id == "arches"
-
-
 def test_bad_input_is_refused_in_the_framework_s_kind_of_error() -> None:
     retriever = RagWindowsRetriever(retriever=BM25Retriever(CORPUS))
     with pytest.raises(RequestError, match="k must be at least 1"):
         retriever.invoke("bridge", k=0)
-    with pytest.raises(RequestError, match="needs a retriever that reads conversations"):
-        retriever.invoke("bridge", chat_history=[HumanMessage("x")])
     with pytest.raises(ValidationError, match="instance of Retriever"):
         RagWindowsRetriever(retriever="bridge")  # type: ignore[arg-type]  # it is what is refused
     with pytest.raises(InputError, match="k must be at least 1"):
