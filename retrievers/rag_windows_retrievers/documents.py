@@ -11,9 +11,9 @@ import math
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePath, PurePosixPath
 from typing import Any
@@ -170,28 +170,33 @@ def load_documents(
     """
     names = path_names(paths)
     found = list(found_files(names, root=root, storage_options=storage_options))
-    distant = [one for one in found if isinstance(one, DocumentFile) and one.options is not None]
     documents: list[Document] = []
     skipped: list[Skipped] = []
-    pool = ThreadPoolExecutor(READERS, "rag-windows-documents")
-    try:
-        arriving = pool.map(DocumentFile.read, distant)
+    with closing(read_all(one for one in found if isinstance(one, DocumentFile))) as contents:
         for file in found:
-            read: Iterable[Document | Skipped] = [file] if isinstance(file, Skipped) else ()
-            if isinstance(file, DocumentFile):
-                read = file.read() if file.options is None else next(arriving)
-            for one in read:
+            for one in [file] if isinstance(file, Skipped) else next(contents):
                 if isinstance(one, Document):
                     documents.append(one)
                 elif one.problem and strict:
                     raise DocumentError(f"{one.label}: {one.reason}")
                 else:
                     skipped.append(one)
-    finally:
-        pool.shutdown(cancel_futures=True)
     if not documents:
         raise no_text(names, skipped)
     return Documents(tuple(documents), tuple(skipped))
+
+
+def read_all(files: Iterable[DocumentFile]) -> Generator[list[Document | Skipped]]:
+    """What files hold, in order; those of a store are read together, as each takes round trips."""
+    listed = list(files)
+    distant = [one for one in listed if one.options is not None]
+    pool = ThreadPoolExecutor(READERS, "rag-windows-documents")
+    try:
+        arriving = pool.map(DocumentFile.read, distant)
+        for one in listed:
+            yield one.read() if one.options is None else next(arriving)
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 def no_text(names: Iterable[str], skipped: Iterable[Skipped]) -> DocumentError:

@@ -14,7 +14,6 @@ import threading
 import time
 import weakref
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,13 +27,13 @@ from rag_windows.errors import DocumentError, InputError, RetrievalError, requir
 from rag_windows.threads import Lock, in_children
 from rag_windows_retrievers import index_tables as tables
 from rag_windows_retrievers.documents import (
-    READERS,
     Document,
     DocumentFile,
     Skipped,
     found_files,
     no_text,
     path_names,
+    read_all,
 )
 from rag_windows_retrievers.in_memory import (
     PROBE,
@@ -45,12 +44,13 @@ from rag_windows_retrievers.in_memory import (
     encoder_of,
     moved,
 )
-from rag_windows_retrievers.index_ranking import ByMeaning, ByWords, Selected, Where
+from rag_windows_retrievers.index_ranking import ByMeaning, ByWords, Where
 from rag_windows_retrievers.retriever import (
     DEFAULT_K,
-    HybridRetriever,
+    DEPTH,
     ScoredPassage,
     check_k,
+    fused,
     ranked_text,
 )
 from rag_windows_retrievers.splitting import DEFAULT_WORDS, TokenBudget, split_document
@@ -713,8 +713,9 @@ class Index:
         with self.snapshot():
             if self.encoder is None:
                 return self.by_words.retrieve(query, k, where)
-            both = [Selected(self.by_words, where), Selected(self.by_meaning, where)]
-            return HybridRetriever(both).retrieve(query, k)
+            depth = max(k, DEPTH)
+            words = self.by_words.retrieve(query, depth, where)
+            return fused([words, self.by_meaning.retrieve(query, depth, where)], (1.0, 1.0), k)
 
     def nearest(
         self, vector: Sequence[float], k: int = DEFAULT_K, where: Where | None = None
@@ -1009,7 +1010,7 @@ class Index:
         read = []
         # Before their bytes: what is written meanwhile is another time, and read again.
         states = [(_stat(file), time.time_ns()) for file, _ in files]
-        contents = _read_all(file for file, _ in files)
+        contents = read_all(file for file, _ in files)
         for (file, root), ((size, modified), now), found in zip(
             files, states, contents, strict=True
         ):
@@ -1203,19 +1204,6 @@ def _is_gone(path: str, names: Iterable[str]) -> bool:
     """Whether a file below one of these paths, which was found by another one, is there no more."""
     below = "://" not in path and any(_below(path, one.rstrip("/")) for one in names)
     return below and not os.path.lexists(path)
-
-
-def _read_all(files: Iterable[DocumentFile]) -> Iterator[list[Document | Skipped]]:
-    """What files hold, in order; those of a store are read together, as each takes round trips."""
-    listed = list(files)
-    distant = [one for one in listed if one.options is not None]
-    pool = ThreadPoolExecutor(READERS, "rag-windows-documents")
-    try:
-        arriving = pool.map(DocumentFile.read, distant)
-        for one in listed:
-            yield one.read() if one.options is None else next(arriving)
-    finally:
-        pool.shutdown(cancel_futures=True)
 
 
 def _stat(file: DocumentFile) -> tuple[int, int]:

@@ -99,17 +99,6 @@ class ByWords:
             return _distinct(connection, ranked, k, where)
 
 
-class Selected:
-    """One of an index's rankings, of some passages only."""
-
-    def __init__(self, ranking: ByWords | ByMeaning, where: Where | None) -> None:
-        self._ranking, self._where = ranking, where
-
-    def retrieve(self, query: str, k: int = DEFAULT_K) -> list[ScoredPassage]:
-        """See `Retriever.retrieve`."""
-        return self._ranking.retrieve(query, k, self._where)
-
-
 class ByMeaning:
     """Passages of an `Index` whose vectors lie nearest to the query's; every vector is compared.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,8 +25,9 @@ from llama_index.retrievers.rag_windows.nodes import node_of
 from rag_windows import Passage
 from rag_windows.errors import InputError
 from rag_windows.integration import CHUNK_KEY, NEIGHBOURS, chunk_metadata, passage_of
-from rag_windows_retrievers import HybridRetriever, Index
+from rag_windows_retrievers import Index
 from rag_windows_retrievers.index_ranking import Where
+from rag_windows_retrievers.retriever import DEPTH, fused
 from rag_windows_retrievers.stale import StaleWindows
 
 if TYPE_CHECKING:
@@ -183,25 +184,21 @@ class RagWindowsVectorStore(BasePydanticVectorStore):
             raise InputError(f"The query mode {query.mode.value!r} is not served. Use {names}.")
         self._stale.drop(strict=False)
         where = _where(query)
-        words = _Ranking(lambda text, k: self._index.by_words.retrieve(text, k, where))
-        meaning = _Ranking(lambda text, k: self._by_meaning(query, text, k, where))
         top_k = query.similarity_top_k
         with self._index.snapshot():
             if query.mode in _WORDS or self._words_only:
-                found = words.retrieve(_text(query), top_k)
+                found = self._index.by_words.retrieve(_text(query), top_k, where)
             elif query.mode == VectorStoreQueryMode.DEFAULT:
-                found = meaning.retrieve(query.query_str or "", top_k)
+                found = self._by_meaning(query, top_k, where)
             else:
-                found = _fused(query, words, meaning)
+                found = self._by_both(query, where)
             nodes = [self._with_neighbours(one) for one in self._nodes(found)]
         scores = [0.0 if one.score is None else one.score for one in found]
         return VectorStoreQueryResult(
             nodes=nodes, similarities=scores, ids=[one.node_id for one in nodes]
         )
 
-    def _by_meaning(
-        self, query: VectorStoreQuery, text: str, k: int, where: Where | None
-    ) -> list[Passage]:
+    def _by_meaning(self, query: VectorStoreQuery, k: int, where: Where | None) -> list[Passage]:
         if not self.is_embedding_query:
             return self._index.by_meaning.retrieve(_text(query), k, where)
         if query.query_embedding is None:
@@ -210,6 +207,20 @@ class RagWindowsVectorStore(BasePydanticVectorStore):
                 "VectorStoreIndex, or use the mode text_search."
             )
         return self._index.nearest(query.query_embedding, k, where)
+
+    def _by_both(self, query: VectorStoreQuery, where: Where | None) -> list[Passage]:
+        alpha = 0.5 if query.alpha is None else query.alpha
+        if not 0 <= alpha <= 1:
+            raise InputError(f"alpha must be from 0 (words) to 1 (meaning), not {alpha}.")
+        most, text = query.hybrid_top_k or query.similarity_top_k, _text(query)
+        if alpha == 1:
+            return self._by_meaning(query, most, where)
+        depth = max(most, DEPTH) if alpha else most
+        sparse = depth if query.sparse_top_k is None else min(depth, query.sparse_top_k)
+        words = self._index.by_words.retrieve(text, sparse, where)
+        if alpha == 0:
+            return words
+        return fused([words, self._by_meaning(query, depth, where)], (1 - alpha, alpha), most)
 
     # Passages as nodes.
 
@@ -279,30 +290,6 @@ class RagWindowsVectorStore(BasePydanticVectorStore):
     async def aquery(self, query: VectorStoreQuery, **kwargs: Any) -> VectorStoreQueryResult:
         """See ``query``."""
         return await asyncio.to_thread(self.query, query, **kwargs)
-
-
-class _Ranking:
-    """A function as a retriever."""
-
-    def __init__(self, retrieve: Callable[[str, int], list[Passage]]) -> None:
-        self._retrieve = retrieve
-
-    def retrieve(self, query: str, k: int = 1) -> list[Passage]:
-        return self._retrieve(query, k)
-
-
-def _fused(query: VectorStoreQuery, words: _Ranking, meaning: _Ranking) -> list[Passage]:
-    alpha = 0.5 if query.alpha is None else query.alpha
-    if not 0 <= alpha <= 1:
-        raise InputError(f"alpha must be from 0 (words) to 1 (meaning), not {alpha}.")
-    most, text = query.hybrid_top_k or query.similarity_top_k, _text(query)
-    if (sparse := query.sparse_top_k) is not None:
-        full = words
-        words = _Ranking(lambda text, k: full.retrieve(text, min(k, sparse)))
-    if alpha in (0, 1):
-        return (meaning if alpha else words).retrieve(text, most)
-    weights = (1 - alpha, alpha)
-    return HybridRetriever([words, meaning], weights=weights).retrieve(text, most)
 
 
 def _text(query: VectorStoreQuery) -> str:
