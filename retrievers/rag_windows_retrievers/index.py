@@ -269,16 +269,13 @@ class Index:
     def _passages(self, documents: str, names: Iterable[str]) -> tuple[Passage, ...]:
         """The passages, each once, of the documents that a query finds for some names."""
         with self.reading() as connection:
-            found: dict[int, None] = {}
-            for name in names:
-                for (document,) in tables.select(connection, documents, (name,)):
-                    rows = tables.select(
-                        connection,
-                        "SELECT number FROM passages WHERE document = ? ORDER BY place, number",
-                        (document,),
-                    )
-                    found.update((number, None) for (number,) in rows)
-            return tuple(tables.passages_at(connection, [*found]))
+            of = dict.fromkeys(number for (number,) in tables.each(connection, documents, names))
+            found = tables.each(
+                connection,
+                "SELECT number FROM passages WHERE document = ? ORDER BY place, number",
+                of,
+            )
+            return tuple(tables.passages_at(connection, [number for (number,) in found]))
 
     def documents_with(self, texts: Collection[str]) -> list[str]:
         """Ids of the documents that have a passage of one of these texts; reads every passage."""
@@ -293,37 +290,29 @@ class Index:
     def named(self, ids: Collection[str]) -> tuple[Passage, ...]:
         """Passages by their own ids, in the order of the ids; unknown ones are left out."""
         with self.reading() as connection:
-            return tuple(
-                tables.passages_at(
-                    connection, [n for one in ids for n in tables.numbers_of(connection, one)]
-                )
-            )
+            found = tables.passages_named(connection, ids)
+            return tuple(tables.passages_at(connection, [number for number, *_ in found]))
 
     def originals(self, ids: Collection[str]) -> dict[str, Any]:
         """What `add_passages` was given to keep of passages, by their own ids."""
         with self.reading() as connection:
-            found = {}
-            for one in ids:
-                row = connection.execute(
-                    "SELECT original FROM passages WHERE id = ? AND original IS NOT NULL", (one,)
-                ).fetchone()
-                if row is not None:
-                    found[one] = json.loads(str(row[0]))
-            return found
+            found = tables.each(
+                connection,
+                "SELECT id, original FROM passages WHERE id = ? AND original IS NOT NULL",
+                ids,
+            )
+            return {id: json.loads(original) for id, original in found}
 
     def vectors(self, ids: Collection[str]) -> dict[str, Vectors]:
         """Vectors of passages, by their own ids; those without one are left out."""
         with self.reading() as connection:
-            found: dict[str, Vectors] = {}
-            for one in ids if tables.has_vectors(connection) else ():
-                row = connection.execute(
-                    "SELECT v.embedding FROM passages p JOIN vectors v ON v.rowid = p.number "
-                    "WHERE p.id = ? LIMIT 1",
-                    (one,),
-                ).fetchone()
-                if row is not None:
-                    found[one] = np.frombuffer(row[0], dtype=np.float32)
-            return found
+            found = tables.each(
+                connection,
+                "SELECT p.id, v.embedding FROM passages p JOIN vectors v ON v.rowid = p.number "
+                "WHERE p.id = ?",
+                ids if tables.has_vectors(connection) else (),
+            )
+            return {id: np.frombuffer(one, dtype=np.float32) for id, one in found}
 
     def documents(
         self,
@@ -510,11 +499,10 @@ class Index:
             touched: set[int] = set()
             for at, one in enumerate(given):
                 name = one.document or str(one.id)
-                old = tables.numbers_of(connection, str(one.id))
-                changed.update(dict.fromkeys(tables.names_of(connection, old)))
-                touched |= tables.documents_of(connection, old)
-                tables.touch(connection, old)
-                tables.drop_passages(connection, old)
+                old = tables.passages_named(connection, [str(one.id)])
+                changed.update((document, None) for _, _, document in old)
+                touched.update(number for _, number, _ in old)
+                tables.drop_passages(connection, [number for number, _, _ in old])
                 row = tables.first(
                     connection,
                     "SELECT number FROM documents WHERE id = ? ORDER BY number LIMIT 1",
@@ -529,9 +517,11 @@ class Index:
                 if own is not None:
                     made = {} if (vector := own[at]) is None else {tables.digest_of(one): vector}
                 self._insert(connection, number, [one], made, given=True, original=sources[at])
+            tables.touch(connection, touched)
             tables.drop_empty(connection, touched)
             stale = [one for one in changed if one not in fresh]
-            left = [one for one in stale if tables.there(connection, one)]
+            there = tables.each(connection, "SELECT DISTINCT id FROM documents WHERE id = ?", stale)
+            left = [one for (one,) in there]
             tables.note_stale(connection, stale)
         gone = tuple(one for one in stale if one not in left)
         return Changes(tuple(fresh), tuple(left), gone)
@@ -564,11 +554,11 @@ class Index:
     def remove_passages(self, ids: Collection[str]) -> Changes:
         """Remove passages by their own ids, and documents of which none is left."""
         with self._writing() as connection:
-            numbers = [n for one in ids for n in tables.numbers_of(connection, one)]
-            names = tables.names_of(connection, numbers)
-            documents = tables.documents_of(connection, numbers)
-            tables.touch(connection, numbers)
-            tables.drop_passages(connection, numbers)
+            rows = tables.passages_named(connection, dict.fromkeys(ids))
+            names = list(dict.fromkeys(name for _, _, name in rows))
+            documents = {number for _, number, _ in rows}
+            tables.touch(connection, documents)
+            tables.drop_passages(connection, [number for number, _, _ in rows])
             emptied = tables.drop_empty(connection, documents)
             # A file that is read again brings back what it had only where its text has changed.
             tables.keep_out(connection, emptied)
@@ -945,17 +935,14 @@ class Index:
         if self.encoder is None:
             return {}
         texts = {tables.digest_of(one): ranked_text(one) for one in passages if one.text.strip()}
-        found: dict[bytes, Vectors] = {}
         with self.reading() as connection:
-            for digest in texts:
-                row = tables.first(
-                    connection,
-                    "SELECT v.embedding FROM passages p JOIN vectors v ON v.rowid = p.number "
-                    "WHERE p.digest = ? LIMIT 1",
-                    (digest,),
-                )
-                if row is not None:
-                    found[digest] = np.frombuffer(row[0], dtype=np.float32)
+            rows = tables.each(
+                connection,
+                "SELECT p.digest, v.embedding FROM passages p JOIN vectors v "
+                "ON v.rowid = p.number WHERE p.digest = ? LIMIT 1",
+                texts,
+            )
+        found = {digest: np.frombuffer(one, dtype=np.float32) for digest, one in rows}
         if new := [digest for digest in texts if digest not in found]:
             made = self.encoder.embed([texts[one] for one in new], query=False, progress=progress)
             found.update(zip(new, made, strict=True))
