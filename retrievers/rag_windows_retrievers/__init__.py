@@ -42,7 +42,7 @@ from rag_windows_retrievers.retriever import (
     ScoredPassage,
     last_turns,
 )
-from rag_windows_retrievers.splitting import TokenBudget, split_document, split_documents
+from rag_windows_retrievers.splitting import split_document, split_documents
 
 __all__ = [
     "DEFAULT_K",
@@ -64,7 +64,6 @@ __all__ = [
     "ScoredPassage",
     "SentenceEncoder",
     "Skipped",
-    "TokenBudget",
     "documents_of",
     "ingest",
     "last_turns",

@@ -149,10 +149,6 @@ class SentenceEncoder:
             )
         self._normalize = similarity == "cosine"
 
-    def count(self, text: str) -> int:
-        """Length of a text in the model's tokens, for a `TokenBudget`."""
-        return len(self._ids([text])[0]) - len(self._ids([""])[0])
-
     def embed(
         self, texts: Sequence[str], *, query: bool, progress: Progress | None = None
     ) -> Vectors:
@@ -162,8 +158,7 @@ class SentenceEncoder:
         if cut:
             _log.warning(
                 "%d of %d texts are longer than the %d tokens that %s reads, so their ends can't "
-                "be found by meaning. Split them into shorter passages, for example with a "
-                "TokenBudget.",
+                "be found by meaning. Split documents into shorter passages: words=.",
                 *(cut, len(texts), longest, self.name),
             )
         vectors = np.empty((len(texts), self.dimension), dtype=np.float32)

@@ -53,7 +53,7 @@ from rag_windows_retrievers.retriever import (
     fused,
     ranked_text,
 )
-from rag_windows_retrievers.splitting import DEFAULT_WORDS, TokenBudget, split_document
+from rag_windows_retrievers.splitting import DEFAULT_WORDS, split_document
 from rag_windows_retrievers.words import VERSION
 
 if TYPE_CHECKING:
@@ -174,7 +174,6 @@ class Index:
             Passages that have no vector yet get one when the index is opened.
         words: of a passage's text at most, see `split_document`; the same for the whole index, so
             None is what an index has, and `DEFAULT_WORDS` in a new one.
-        tokens: see `split_document`.
         root: folder that labels of files are relative to; None is the working directory, and for an
             index that exists the one that it began with.
         progress: called with the number of passages embedded and of all; see `progress_bar`.
@@ -192,14 +191,12 @@ class Index:
         model: Model | None = None,
         *,
         words: int | None = None,
-        tokens: TokenBudget | None = None,
         root: str | Path | None = None,
         progress: Progress | None = None,
     ) -> None:
         require("An index on disk", "apsw", "sqlite-vec", extra="cli")
         self.folder, self.path = Path(folder), Path(folder) / FILE
         self.encoder: Encoder | None = None
-        self._words, self._tokens = words or DEFAULT_WORDS, tokens
         self._lock = Lock()
         self.dot = False
         self.after_fork()
@@ -214,10 +211,7 @@ class Index:
                     "folder, its permissions and the free space."
                 ) from error
             here = os.path.abspath(root if root is not None else ".")
-            split = (
-                f"tokens={tokens.limit}" if tokens else None if words is None else f"words={words}"
-            )
-            self._begin(split, here)
+            self._begin(None if words is None else f"words={words}", here)
         if model is not None:
             self._attach(encoder_of(model), progress)
 
@@ -800,15 +794,12 @@ class Index:
                 f"{tables.FORMAT}. Delete it and build it again."
             )
         before = str(tables.setting(connection, "split"))
-        if split is not None and before != split:
+        if before != split and (split is not None or not before.startswith("words=")):
             raise InputError(
-                f"The passages of the index {self.folder} have {before}, not {split}. Use the "
-                "same, or another folder."
+                f"The passages of the index {self.folder} have {before}, not "
+                f"{split or 'a number of words'}. Use the same, or another folder."
             )
-        kind, _, number = before.partition("=")
-        self._split_by = before
-        if kind == "words":
-            self._words = int(number)
+        self._words = int(before.removeprefix("words="))
         if tables.setting(connection, "words") != VERSION:
             # Another version of this package or of ICU splits texts into other words.
             connection.execute("INSERT INTO words(words) VALUES('rebuild')")
@@ -919,12 +910,7 @@ class Index:
             tables.make_vectors(connection, dimension)
 
     def _entry(self, document: Document, source: str | None) -> _Entry:
-        if self._tokens is None and self._split_by.startswith("tokens"):
-            raise InputError(
-                f"The passages of the index {self.folder} have {self._split_by}. Open it with the "
-                "same tokens=TokenBudget(...) to add documents."
-            )
-        passages = split_document(document, words=self._words, tokens=self._tokens)
+        passages = split_document(document, words=self._words)
         said = {"title": document.title, "text": document.text, "metadata": document.metadata}
         return _Entry(document.id, source, document.title, _sha256(tables.as_json(said)), passages)
 
@@ -1222,7 +1208,6 @@ def ingest(
     model: Model | None = None,
     *,
     words: int | None = None,
-    tokens: TokenBudget | None = None,
     root: Path | None = None,
     progress: Progress | None = None,
 ) -> Index:
@@ -1236,7 +1221,6 @@ def ingest(
         folder: of the index; made where it is missing.
         model: embeds passages; None for words only.
         words: see `Index`.
-        tokens: see `split_document`.
         root: see `load_documents`.
         progress: called with the number of passages embedded and of all; see `progress_bar`.
 
@@ -1246,7 +1230,7 @@ def ingest(
         InputError: metadata can't be saved.
         ModelLoadError, MissingExtraError: see `SentenceEncoder`.
     """
-    index = Index(folder, None, words=words, tokens=tokens, root=root)
+    index = Index(folder, None, words=words, root=root)
     changes = index.follow(paths, strict=True)
     if not len(index):
         raise no_text(path_names(paths), changes.skipped)

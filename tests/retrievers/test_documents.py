@@ -9,7 +9,7 @@ import pytest
 from pypdf import PageObject
 
 from rag_windows import DocumentError, InputError
-from rag_windows_retrievers import Document, TokenBudget, load_documents, split_documents
+from rag_windows_retrievers import Document, load_documents, split_documents
 
 
 @pytest.fixture(autouse=True)
@@ -104,9 +104,6 @@ def test_a_heading_of_thousands_of_words_is_no_obstacle() -> None:
     passages = split_documents(load_documents("long.md").documents)
     assert "".join(one.text for one in passages).count("Halden") == 3300
     assert {one.title for one in passages} == {"Halden " * 31 + "Halden…"}
-    budget = TokenBudget(64, lambda text: len(text.split()))
-    for one in split_documents(load_documents("long.md").documents, tokens=budget):
-        assert len(f"{one.title} {one.text}".split()) <= 64
 
 
 def test_json_lines() -> None:

@@ -14,11 +14,8 @@ from sentence_transformers import SentenceTransformer
 from rag_windows import InputError, MissingExtraError, ModelLoadError, Passage, RetrievalError
 from rag_windows_retrievers import (
     DenseRetriever,
-    Document,
     Index,
     SentenceEncoder,
-    TokenBudget,
-    split_document,
 )
 
 WEIGHT = "0.model.encoder.layer.3.output.dense.weight"
@@ -49,9 +46,6 @@ def test_what_the_model_does_not_read_is_told(
 ) -> None:
     DenseRetriever([Passage("word " * 300), Passage("word")], encoder)
     assert "1 of 2 texts are longer than the 256 tokens" in caplog.text
-    budget = TokenBudget(20, encoder.count)
-    passages = split_document(Document("Ducks swim. " * 40, "d"), tokens=budget)
-    assert max(encoder.count(one.text) for one in passages) <= 20
 
 
 def test_threads_share_it(encoder: SentenceEncoder) -> None:
@@ -59,7 +53,6 @@ def test_threads_share_it(encoder: SentenceEncoder) -> None:
     expected = [encoder.embed([text], query=True)[0] for text in texts[:4]] * 5
 
     def run(text: str) -> np.ndarray:
-        encoder.count(text)
         return encoder.embed([text], query=True)[0]
 
     with ThreadPoolExecutor(6) as pool:
