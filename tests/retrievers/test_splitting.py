@@ -17,6 +17,7 @@ TEXT = st.lists(st.sampled_from(PIECES), max_size=100).map("".join)
 
 @given(TEXT, st.integers(1, 12))
 @example("#\n\n# a\n\n", 1)
+@example("a b\n\n\x0c\n\nc d\n\n\xa0\n\ne", 1)
 def test_sizes_are_kept_and_no_text_is_lost_or_repeated(text: str, words: int) -> None:
     passages = split_document(Document(text, "doc"), words=words)
     assert re.sub(r"\s", "", "".join(one.text for one in passages)) == re.sub(r"\s", "", text)
