@@ -427,6 +427,7 @@ _MARKS = (
     (codecs.BOM_UTF16_BE, "utf-16"),
 )
 
+
 def _decoded(data: bytes) -> str:
     """The text of a file's bytes; a byte order mark says how they are encoded."""
     for mark, encoding in _MARKS:

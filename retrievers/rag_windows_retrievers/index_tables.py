@@ -182,9 +182,7 @@ def passages_with(connection: apsw.Connection, word: str) -> int:
     return 0 if row is None else int(row[0])
 
 
-def passages_named(
-    connection: apsw.Connection, ids: Iterable[str]
-) -> list[tuple[int, int, str]]:
+def passages_named(connection: apsw.Connection, ids: Iterable[str]) -> list[tuple[int, int, str]]:
     """Of passages, by their own ids: its number, and its document's number and id."""
     return each(
         connection,

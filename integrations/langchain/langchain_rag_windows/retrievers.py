@@ -28,7 +28,8 @@ class RagWindowsRetriever(BaseRetriever):
     Attributes:
         retriever: a `BM25Retriever`, `DenseRetriever`, `HybridRetriever`, `Reranker`,
             `ConversationalRetriever`, or anything else with their ``retrieve``.
-        k: how many documents at most, unless the call says otherwise: ``retriever.invoke(query, k=3)``.
+        k: how many documents at most, unless the call says otherwise:
+            ``retriever.invoke(query, k=3)``.
     """
 
     retriever: Retriever
