@@ -11,7 +11,7 @@ def main() -> None:
     """Run it; without the extra `cli`, say in one line how to install that."""
     try:
         what = "The command rag-windows"
-        require(what, "bm25s", "charset-normalizer", "rich", "typer", extra="cli")
+        require(what, "bm25s", "rich", "typer", extra="cli")
     except MissingExtraError as error:
         print(f"Error: {error}", file=sys.stderr)
         sys.exit(2)

@@ -7,7 +7,7 @@ It needs the extra `cli`, or one that brings it, as `retrievers` and `pdf` do.
 
 from rag_windows.errors import require
 
-require("rag_windows_retrievers", "bm25s", "charset-normalizer", extra="cli")
+require("rag_windows_retrievers", "bm25s", extra="cli")
 
 from rag_windows_retrievers.documents import (
     SUFFIXES,
@@ -41,9 +41,8 @@ from rag_windows_retrievers.retriever import (
     Retriever,
     ScoredPassage,
     last_turns,
-    rewritten_by,
 )
-from rag_windows_retrievers.splitting import TokenBudget, split_document, split_documents
+from rag_windows_retrievers.splitting import split_document, split_documents
 
 __all__ = [
     "DEFAULT_K",
@@ -65,14 +64,12 @@ __all__ = [
     "ScoredPassage",
     "SentenceEncoder",
     "Skipped",
-    "TokenBudget",
     "documents_of",
     "ingest",
     "last_turns",
     "load_documents",
     "open_index",
     "progress_bar",
-    "rewritten_by",
     "split_document",
     "split_documents",
 ]

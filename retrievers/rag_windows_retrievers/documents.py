@@ -10,16 +10,14 @@ import json
 import math
 import os
 import re
-import shlex
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePath, PurePosixPath
 from typing import Any
 
-from charset_normalizer import from_bytes
 from pydantic import AliasChoices, BaseModel, Field
 
 from rag_windows.errors import DocumentError, InputError, MissingExtraError, require
@@ -172,28 +170,33 @@ def load_documents(
     """
     names = path_names(paths)
     found = list(found_files(names, root=root, storage_options=storage_options))
-    distant = [one for one in found if isinstance(one, DocumentFile) and one.options is not None]
     documents: list[Document] = []
     skipped: list[Skipped] = []
-    pool = ThreadPoolExecutor(READERS, "rag-windows-documents")
-    try:
-        arriving = pool.map(DocumentFile.read, distant)
+    with closing(read_all(one for one in found if isinstance(one, DocumentFile))) as contents:
         for file in found:
-            read: Iterable[Document | Skipped] = [file] if isinstance(file, Skipped) else ()
-            if isinstance(file, DocumentFile):
-                read = file.read() if file.options is None else next(arriving)
-            for one in read:
+            for one in [file] if isinstance(file, Skipped) else next(contents):
                 if isinstance(one, Document):
                     documents.append(one)
                 elif one.problem and strict:
                     raise DocumentError(f"{one.label}: {one.reason}")
                 else:
                     skipped.append(one)
-    finally:
-        pool.shutdown(cancel_futures=True)
     if not documents:
         raise no_text(names, skipped)
     return Documents(tuple(documents), tuple(skipped))
+
+
+def read_all(files: Iterable[DocumentFile]) -> Generator[list[Document | Skipped]]:
+    """What files hold, in order; those of a store are read together, as each takes round trips."""
+    listed = list(files)
+    distant = [one for one in listed if one.options is not None]
+    pool = ThreadPoolExecutor(READERS, "rag-windows-documents")
+    try:
+        arriving = pool.map(DocumentFile.read, distant)
+        for one in listed:
+            yield one.read() if one.options is None else next(arriving)
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 def no_text(names: Iterable[str], skipped: Iterable[Skipped]) -> DocumentError:
@@ -355,7 +358,7 @@ def documents_of(data: bytes, name: str, path: PurePath | None = None) -> list[D
         line = data.count(b"\n", 0, error.start) + 1
         advice = "it is damaged or cut short; write it again"
         if error.encoding.startswith("utf-8"):
-            advice = _advice(data, name)
+            advice = "save it as UTF-8, for example: iconv -f ENCODING -t UTF-8 FILE"
         reason = f"not valid {error.encoding.upper()} (byte {error.start}); {advice}"
         found.append(Skipped(f"{name}:{line}", reason, problem=True))
     except (OSError, DocumentError, MissingExtraError) as error:
@@ -372,7 +375,7 @@ def _documents(data: bytes, label: str, path: PurePath) -> Iterator[Document | S
     if suffix in FORMATS:
         yield from _converted(data, label, path)
         return
-    text, title = _plain_lines(_decoded(data, label)), ""
+    text, title = _plain_lines(_decoded(data)), ""
     if suffix in (".md", ".markdown"):
         title, text = _markdown(text)
     if suffix != ".jsonl":
@@ -424,55 +427,15 @@ _MARKS = (
     (codecs.BOM_UTF16_BE, "utf-16"),
 )
 
-_ENCODINGS = (
-    *("utf_16_le", "utf_16_be", "cp1252", "cp1250", "cp1251", "koi8_r", "cp1253", "cp1254"),
-    *("cp1255", "cp1256", "tis_620", "gb18030", "big5", "cp932", "euc_jp", "cp949"),
-)
-"""What text is in, if not in UTF-8, the commonest of a kind first; rarer ones spoil the guesses."""
 
-_GUESSED_BYTES = 50_000
-
-
-def _decoded(data: bytes, label: str) -> str:
+def _decoded(data: bytes) -> str:
     """The text of a file's bytes; a byte order mark says how they are encoded."""
     for mark, encoding in _MARKS:
         if data.startswith(mark):
             return data.decode(encoding)
-    if b"\x00" not in data:
-        return data.decode("utf-8-sig")
-    if any(one.startswith("utf_16") and _readable(data, one) for one in _guesses(data)):
-        raise DocumentError(f"not valid UTF-8; {_advice(data, label)}")
-    raise DocumentError(f"binary, not UTF-8 text; name {_KINDS} files")
-
-
-def _readable(data: bytes, encoding: str) -> bool:
-    """Whether bytes are words in an encoding, and not just characters of it."""
-    text = data[:_GUESSED_BYTES].decode(encoding, "ignore")
-    blank = sum(map(str.isspace, text))
-    return 0 < blank < len(text) and all(one.isprintable() or one.isspace() for one in text)
-
-
-def _guesses(data: bytes) -> list[str]:
-    """Encodings that a file may be in, the likeliest first."""
-    found: list[str] = []
-    for match in from_bytes(data[:_GUESSED_BYTES], cp_isolation=[*_ENCODINGS]):
-        same = {match.encoding, *match.could_be_from_charset}
-        found += [one for one in _ENCODINGS if one in same]
-    return list(dict.fromkeys(found))
-
-
-def _advice(data: bytes, label: str) -> str:
-    """How a file becomes UTF-8, as far as its bytes show that."""
-    text = data.decode("utf-8", "replace")
-    damaged = text.count("\ufffd")
-    if 8 * damaged < sum(not one.isascii() for one in text):
-        return f"all but {damaged} of its characters are valid, so correct these in an editor"
-    names = [re.sub("^UTF-16-", "UTF-16", one.upper().replace("_", "-")) for one in _guesses(data)]
-    name, file = names[0] if names else "ENCODING", shlex.quote(label)
-    command = f"iconv -f {name} -t UTF-8 {file}"
-    if not names:
-        return f"save it as UTF-8, or convert it: {command}"
-    return f"it looks like {' or '.join(names[:2])}; convert it and look at the result: {command}"
+    if b"\x00" in data:
+        raise DocumentError(f"binary, not UTF-8 text; name {_KINDS} files")
+    return data.decode("utf-8-sig")
 
 
 def _plain_lines(text: str) -> str:
@@ -507,7 +470,7 @@ def _markdown(text: str) -> tuple[str, str]:
 
 def _converted(data: bytes, label: str, path: PurePath) -> Iterator[Document | Skipped]:
     """The document of a file of `FORMATS`, and what is not in it."""
-    made = convert(data, path.suffix.lower(), lambda one: _plain_lines(_decoded(one, label)))
+    made = convert(data, path.suffix.lower(), lambda one: _plain_lines(_decoded(one)))
     for one in made.left_out:
         yield Skipped(label, _encodable(one.reason), problem=one.problem, partial=True)
     text = _encodable(_plain_lines(made.text))

@@ -106,7 +106,7 @@ class Encoder(Protocol):
     def embed(
         self, texts: Sequence[str], *, query: bool, progress: Progress | None = None
     ) -> Vectors:
-        """Texts -> (len(texts), dimension), float32; the dot product says how near two are."""
+        """Texts -> (len(texts), dimension), float32, each of length 1."""
         ...
 
 
@@ -115,8 +115,7 @@ class SentenceEncoder:
 
     Of a passage that is longer than the model reads, the end is left out, and a warning is logged.
     Weights come from safetensors files only, and no code of a repository is run. Prompts that the
-    model defines for queries and documents are used. Vectors are normalised unless the model was
-    made for dot products.
+    model defines for queries and documents are used. Vectors are normalised.
 
     Args:
         model: a local folder, a name on the Hub, or a loaded `SentenceTransformer`.
@@ -147,11 +146,6 @@ class SentenceEncoder:
                 f"{self.name} compares by {similarity}. Choose an embedding model that "
                 "compares by cosine or dot product."
             )
-        self._normalize = similarity == "cosine"
-
-    def count(self, text: str) -> int:
-        """Length of a text in the model's tokens, for a `TokenBudget`."""
-        return len(self._ids([text])[0]) - len(self._ids([""])[0])
 
     def embed(
         self, texts: Sequence[str], *, query: bool, progress: Progress | None = None
@@ -162,8 +156,7 @@ class SentenceEncoder:
         if cut:
             _log.warning(
                 "%d of %d texts are longer than the %d tokens that %s reads, so their ends can't "
-                "be found by meaning. Split them into shorter passages, for example with a "
-                "TokenBudget.",
+                "be found by meaning. Split documents into shorter passages: words=.",
                 *(cut, len(texts), longest, self.name),
             )
         vectors = np.empty((len(texts), self.dimension), dtype=np.float32)
@@ -172,7 +165,7 @@ class SentenceEncoder:
             some = list(texts[start : start + _TOGETHER])
             with self._lock:
                 vectors[start : start + _TOGETHER] = encode(
-                    some, normalize_embeddings=self._normalize, show_progress_bar=False
+                    some, normalize_embeddings=True, show_progress_bar=False
                 )
             if progress is not None:
                 progress(start + len(some), len(texts))
@@ -202,8 +195,8 @@ def progress_bar(label: str) -> Iterator[Progress]:
 class DenseRetriever:
     """Passages whose vectors lie nearest to the query's; every vector is compared.
 
-    The score is the cosine, or the dot product for a model made for it. A query of several
-    paragraphs asks with the mean of their vectors. Blank passages are never found.
+    The score is the cosine. A query of several paragraphs asks with the mean of their vectors.
+    Blank passages are never found.
 
     Args:
         passages: the corpus; `rag_windows.with_neighbours` fills in what they lack.

@@ -14,7 +14,6 @@ import threading
 import time
 import weakref
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,13 +27,13 @@ from rag_windows.errors import DocumentError, InputError, RetrievalError, requir
 from rag_windows.threads import Lock, in_children
 from rag_windows_retrievers import index_tables as tables
 from rag_windows_retrievers.documents import (
-    READERS,
     Document,
     DocumentFile,
     Skipped,
     found_files,
     no_text,
     path_names,
+    read_all,
 )
 from rag_windows_retrievers.in_memory import (
     PROBE,
@@ -45,15 +44,16 @@ from rag_windows_retrievers.in_memory import (
     encoder_of,
     moved,
 )
-from rag_windows_retrievers.index_ranking import ByMeaning, ByWords, Selected, Where
+from rag_windows_retrievers.index_ranking import ByMeaning, ByWords, Where
 from rag_windows_retrievers.retriever import (
     DEFAULT_K,
-    HybridRetriever,
+    DEPTH,
     ScoredPassage,
     check_k,
+    fused,
     ranked_text,
 )
-from rag_windows_retrievers.splitting import DEFAULT_WORDS, TokenBudget, split_document
+from rag_windows_retrievers.splitting import DEFAULT_WORDS, split_document
 from rag_windows_retrievers.words import VERSION
 
 if TYPE_CHECKING:
@@ -174,7 +174,6 @@ class Index:
             Passages that have no vector yet get one when the index is opened.
         words: of a passage's text at most, see `split_document`; the same for the whole index, so
             None is what an index has, and `DEFAULT_WORDS` in a new one.
-        tokens: see `split_document`.
         root: folder that labels of files are relative to; None is the working directory, and for an
             index that exists the one that it began with.
         progress: called with the number of passages embedded and of all; see `progress_bar`.
@@ -192,16 +191,13 @@ class Index:
         model: Model | None = None,
         *,
         words: int | None = None,
-        tokens: TokenBudget | None = None,
         root: str | Path | None = None,
         progress: Progress | None = None,
     ) -> None:
         require("An index on disk", "apsw", "sqlite-vec", extra="cli")
         self.folder, self.path = Path(folder), Path(folder) / FILE
         self.encoder: Encoder | None = None
-        self._words, self._tokens = words or DEFAULT_WORDS, tokens
         self._lock = Lock()
-        self.dot = False
         self.after_fork()
         in_children(self)
         self._listed: tuple[int, tuple[Passage, ...]] | None = None
@@ -214,10 +210,7 @@ class Index:
                     "folder, its permissions and the free space."
                 ) from error
             here = os.path.abspath(root if root is not None else ".")
-            split = (
-                f"tokens={tokens.limit}" if tokens else None if words is None else f"words={words}"
-            )
-            self._begin(split, here)
+            self._begin(None if words is None else f"words={words}", here)
         if model is not None:
             self._attach(encoder_of(model), progress)
 
@@ -269,16 +262,13 @@ class Index:
     def _passages(self, documents: str, names: Iterable[str]) -> tuple[Passage, ...]:
         """The passages, each once, of the documents that a query finds for some names."""
         with self.reading() as connection:
-            found: dict[int, None] = {}
-            for name in names:
-                for (document,) in tables.select(connection, documents, (name,)):
-                    rows = tables.select(
-                        connection,
-                        "SELECT number FROM passages WHERE document = ? ORDER BY place, number",
-                        (document,),
-                    )
-                    found.update((number, None) for (number,) in rows)
-            return tuple(tables.passages_at(connection, [*found]))
+            of = dict.fromkeys(number for (number,) in tables.each(connection, documents, names))
+            found = tables.each(
+                connection,
+                "SELECT number FROM passages WHERE document = ? ORDER BY place, number",
+                of,
+            )
+            return tuple(tables.passages_at(connection, [number for (number,) in found]))
 
     def documents_with(self, texts: Collection[str]) -> list[str]:
         """Ids of the documents that have a passage of one of these texts; reads every passage."""
@@ -293,37 +283,29 @@ class Index:
     def named(self, ids: Collection[str]) -> tuple[Passage, ...]:
         """Passages by their own ids, in the order of the ids; unknown ones are left out."""
         with self.reading() as connection:
-            return tuple(
-                tables.passages_at(
-                    connection, [n for one in ids for n in tables.numbers_of(connection, one)]
-                )
-            )
+            found = tables.passages_named(connection, ids)
+            return tuple(tables.passages_at(connection, [number for number, *_ in found]))
 
     def originals(self, ids: Collection[str]) -> dict[str, Any]:
         """What `add_passages` was given to keep of passages, by their own ids."""
         with self.reading() as connection:
-            found = {}
-            for one in ids:
-                row = connection.execute(
-                    "SELECT original FROM passages WHERE id = ? AND original IS NOT NULL", (one,)
-                ).fetchone()
-                if row is not None:
-                    found[one] = json.loads(str(row[0]))
-            return found
+            found = tables.each(
+                connection,
+                "SELECT id, original FROM passages WHERE id = ? AND original IS NOT NULL",
+                ids,
+            )
+            return {id: json.loads(original) for id, original in found}
 
     def vectors(self, ids: Collection[str]) -> dict[str, Vectors]:
         """Vectors of passages, by their own ids; those without one are left out."""
         with self.reading() as connection:
-            found: dict[str, Vectors] = {}
-            for one in ids if tables.has_vectors(connection) else ():
-                row = connection.execute(
-                    "SELECT v.embedding FROM passages p JOIN vectors v ON v.rowid = p.number "
-                    "WHERE p.id = ? LIMIT 1",
-                    (one,),
-                ).fetchone()
-                if row is not None:
-                    found[one] = np.frombuffer(row[0], dtype=np.float32)
-            return found
+            found = tables.each(
+                connection,
+                "SELECT p.id, v.embedding FROM passages p JOIN vectors v ON v.rowid = p.number "
+                "WHERE p.id = ?",
+                ids if tables.has_vectors(connection) else (),
+            )
+            return {id: np.frombuffer(one, dtype=np.float32) for id, one in found}
 
     def documents(
         self,
@@ -510,11 +492,10 @@ class Index:
             touched: set[int] = set()
             for at, one in enumerate(given):
                 name = one.document or str(one.id)
-                old = tables.numbers_of(connection, str(one.id))
-                changed.update(dict.fromkeys(tables.names_of(connection, old)))
-                touched |= tables.documents_of(connection, old)
-                tables.touch(connection, old)
-                tables.drop_passages(connection, old)
+                old = tables.passages_named(connection, [str(one.id)])
+                changed.update((document, None) for _, _, document in old)
+                touched.update(number for _, number, _ in old)
+                tables.drop_passages(connection, [number for number, _, _ in old])
                 row = tables.first(
                     connection,
                     "SELECT number FROM documents WHERE id = ? ORDER BY number LIMIT 1",
@@ -529,9 +510,11 @@ class Index:
                 if own is not None:
                     made = {} if (vector := own[at]) is None else {tables.digest_of(one): vector}
                 self._insert(connection, number, [one], made, given=True, original=sources[at])
+            tables.touch(connection, touched)
             tables.drop_empty(connection, touched)
             stale = [one for one in changed if one not in fresh]
-            left = [one for one in stale if tables.there(connection, one)]
+            there = tables.each(connection, "SELECT DISTINCT id FROM documents WHERE id = ?", stale)
+            left = [one for (one,) in there]
             tables.note_stale(connection, stale)
         gone = tuple(one for one in stale if one not in left)
         return Changes(tuple(fresh), tuple(left), gone)
@@ -564,11 +547,11 @@ class Index:
     def remove_passages(self, ids: Collection[str]) -> Changes:
         """Remove passages by their own ids, and documents of which none is left."""
         with self._writing() as connection:
-            numbers = [n for one in ids for n in tables.numbers_of(connection, one)]
-            names = tables.names_of(connection, numbers)
-            documents = tables.documents_of(connection, numbers)
-            tables.touch(connection, numbers)
-            tables.drop_passages(connection, numbers)
+            rows = tables.passages_named(connection, dict.fromkeys(ids))
+            names = list(dict.fromkeys(name for _, _, name in rows))
+            documents = {number for _, number, _ in rows}
+            tables.touch(connection, documents)
+            tables.drop_passages(connection, [number for number, _, _ in rows])
             emptied = tables.drop_empty(connection, documents)
             # A file that is read again brings back what it had only where its text has changed.
             tables.keep_out(connection, emptied)
@@ -713,8 +696,9 @@ class Index:
         with self.snapshot():
             if self.encoder is None:
                 return self.by_words.retrieve(query, k, where)
-            both = [Selected(self.by_words, where), Selected(self.by_meaning, where)]
-            return HybridRetriever(both).retrieve(query, k)
+            depth = max(k, DEPTH)
+            words = self.by_words.retrieve(query, depth, where)
+            return fused([words, self.by_meaning.retrieve(query, depth, where)], (1.0, 1.0), k)
 
     def nearest(
         self, vector: Sequence[float], k: int = DEFAULT_K, where: Where | None = None
@@ -809,15 +793,12 @@ class Index:
                 f"{tables.FORMAT}. Delete it and build it again."
             )
         before = str(tables.setting(connection, "split"))
-        if split is not None and before != split:
+        if before != split and (split is not None or not before.startswith("words=")):
             raise InputError(
-                f"The passages of the index {self.folder} have {before}, not {split}. Use the "
-                "same, or another folder."
+                f"The passages of the index {self.folder} have {before}, not "
+                f"{split or 'a number of words'}. Use the same, or another folder."
             )
-        kind, _, number = before.partition("=")
-        self._split_by = before
-        if kind == "words":
-            self._words = int(number)
+        self._words = int(before.removeprefix("words="))
         if tables.setting(connection, "words") != VERSION:
             # Another version of this package or of ICU splits texts into other words.
             connection.execute("INSERT INTO words(words) VALUES('rebuild')")
@@ -851,7 +832,6 @@ class Index:
                 "that model, or delete the folder and build the index again."
             )
         self.encoder = encoder
-        self.dot = not np.allclose(np.linalg.norm(probe, axis=1), 1.0, atol=1e-3)
         self.complete(progress)
 
     def complete(self, progress: Progress | None = None) -> None:
@@ -928,12 +908,7 @@ class Index:
             tables.make_vectors(connection, dimension)
 
     def _entry(self, document: Document, source: str | None) -> _Entry:
-        if self._tokens is None and self._split_by.startswith("tokens"):
-            raise InputError(
-                f"The passages of the index {self.folder} have {self._split_by}. Open it with the "
-                "same tokens=TokenBudget(...) to add documents."
-            )
-        passages = split_document(document, words=self._words, tokens=self._tokens)
+        passages = split_document(document, words=self._words)
         said = {"title": document.title, "text": document.text, "metadata": document.metadata}
         return _Entry(document.id, source, document.title, _sha256(tables.as_json(said)), passages)
 
@@ -944,17 +919,14 @@ class Index:
         if self.encoder is None:
             return {}
         texts = {tables.digest_of(one): ranked_text(one) for one in passages if one.text.strip()}
-        found: dict[bytes, Vectors] = {}
         with self.reading() as connection:
-            for digest in texts:
-                row = tables.first(
-                    connection,
-                    "SELECT v.embedding FROM passages p JOIN vectors v ON v.rowid = p.number "
-                    "WHERE p.digest = ? LIMIT 1",
-                    (digest,),
-                )
-                if row is not None:
-                    found[digest] = np.frombuffer(row[0], dtype=np.float32)
+            rows = tables.each(
+                connection,
+                "SELECT p.digest, v.embedding FROM passages p JOIN vectors v "
+                "ON v.rowid = p.number WHERE p.digest = ? LIMIT 1",
+                texts,
+            )
+        found = {digest: np.frombuffer(one, dtype=np.float32) for digest, one in rows}
         if new := [digest for digest in texts if digest not in found]:
             made = self.encoder.embed([texts[one] for one in new], query=False, progress=progress)
             found.update(zip(new, made, strict=True))
@@ -1009,7 +981,7 @@ class Index:
         read = []
         # Before their bytes: what is written meanwhile is another time, and read again.
         states = [(_stat(file), time.time_ns()) for file, _ in files]
-        contents = _read_all(file for file, _ in files)
+        contents = read_all(file for file, _ in files)
         for (file, root), ((size, modified), now), found in zip(
             files, states, contents, strict=True
         ):
@@ -1205,19 +1177,6 @@ def _is_gone(path: str, names: Iterable[str]) -> bool:
     return below and not os.path.lexists(path)
 
 
-def _read_all(files: Iterable[DocumentFile]) -> Iterator[list[Document | Skipped]]:
-    """What files hold, in order; those of a store are read together, as each takes round trips."""
-    listed = list(files)
-    distant = [one for one in listed if one.options is not None]
-    pool = ThreadPoolExecutor(READERS, "rag-windows-documents")
-    try:
-        arriving = pool.map(DocumentFile.read, distant)
-        for one in listed:
-            yield one.read() if one.options is None else next(arriving)
-    finally:
-        pool.shutdown(cancel_futures=True)
-
-
 def _stat(file: DocumentFile) -> tuple[int, int]:
     """Size and time of a file; of one in a store always another time, so that it is read."""
     if file.options is not None:
@@ -1247,7 +1206,6 @@ def ingest(
     model: Model | None = None,
     *,
     words: int | None = None,
-    tokens: TokenBudget | None = None,
     root: Path | None = None,
     progress: Progress | None = None,
 ) -> Index:
@@ -1261,7 +1219,6 @@ def ingest(
         folder: of the index; made where it is missing.
         model: embeds passages; None for words only.
         words: see `Index`.
-        tokens: see `split_document`.
         root: see `load_documents`.
         progress: called with the number of passages embedded and of all; see `progress_bar`.
 
@@ -1271,7 +1228,7 @@ def ingest(
         InputError: metadata can't be saved.
         ModelLoadError, MissingExtraError: see `SentenceEncoder`.
     """
-    index = Index(folder, None, words=words, tokens=tokens, root=root)
+    index = Index(folder, None, words=words, root=root)
     changes = index.follow(paths, strict=True)
     if not len(index):
         raise no_text(path_names(paths), changes.skipped)

@@ -137,6 +137,11 @@ def first(connection: apsw.Connection, asked: str, bindings: Any = ()) -> Any:
     return connection.execute(asked, bindings).fetchone()
 
 
+def each(connection: apsw.Connection, asked: str, values: Iterable[Any]) -> list[Any]:
+    """All rows that a statement gives for one value after another."""
+    return connection.executemany(asked, [(one,) for one in values]).fetchall()
+
+
 def setting(connection: apsw.Connection, name: str) -> str | None:
     """What the index notes under a name; None for nothing."""
     row = first(connection, "SELECT value FROM settings WHERE name = ?", (name,))
@@ -157,19 +162,13 @@ def make_vectors(connection: apsw.Connection, dimension: int) -> None:
     put(connection, "dimension", str(dimension))
 
 
-def touch(connection: apsw.Connection, numbers: Sequence[int]) -> None:
+def touch(connection: apsw.Connection, documents: Iterable[int]) -> None:
     """Note that documents that were added as text don't hold any more what they were added with."""
-    connection.executemany(
-        "UPDATE documents SET sha256 = '' WHERE source IS NULL AND number = "
-        "(SELECT document FROM passages WHERE number = ?)",
-        [(number,) for number in numbers],
+    each(
+        connection,
+        "UPDATE documents SET sha256 = '' WHERE source IS NULL AND number = ?",
+        documents,
     )
-
-
-def there(connection: apsw.Connection, id: str) -> bool:
-    """Whether there is a document of this id."""
-    row = connection.execute("SELECT 1 FROM documents WHERE id = ? LIMIT 1", (id,)).fetchone()
-    return row is not None
 
 
 def put(connection: apsw.Connection, name: str, value: str) -> None:
@@ -183,10 +182,14 @@ def passages_with(connection: apsw.Connection, word: str) -> int:
     return 0 if row is None else int(row[0])
 
 
-def numbers_of(connection: apsw.Connection, id: str) -> list[int]:
-    """Numbers of passages, by a passage's own id."""
-    rows = select(connection, "SELECT number FROM passages WHERE id = ? ORDER BY number", (id,))
-    return [number for (number,) in rows]
+def passages_named(connection: apsw.Connection, ids: Iterable[str]) -> list[tuple[int, int, str]]:
+    """Of passages, by their own ids: its number, and its document's number and id."""
+    return each(
+        connection,
+        "SELECT p.number, d.number, d.id FROM passages p JOIN documents d "
+        "ON p.document = d.number WHERE p.id = ? ORDER BY p.number",
+        ids,
+    )
 
 
 def passages_at(connection: apsw.Connection, numbers: Sequence[int]) -> list[Passage]:
@@ -253,34 +256,29 @@ def insert_vector(connection: apsw.Connection, number: int, vector: Vectors) -> 
     )
 
 
-def drop_documents(connection: apsw.Connection, numbers: Iterable[int]) -> None:
+def drop_documents(connection: apsw.Connection, numbers: Sequence[int]) -> None:
     """Remove documents, by number, with their passages."""
-    for number in numbers:
-        rows = select(connection, "SELECT number FROM passages WHERE document = ?", (number,))
-        drop_passages(connection, [one for (one,) in rows])
-        connection.execute("DELETE FROM documents WHERE number = ?", (number,))
+    rows = each(connection, "SELECT number FROM passages WHERE document = ?", numbers)
+    drop_passages(connection, [one for (one,) in rows])
+    each(connection, "DELETE FROM documents WHERE number = ?", numbers)
 
 
-def drop_passages(connection: apsw.Connection, numbers: Iterable[int]) -> None:
+def drop_passages(connection: apsw.Connection, numbers: Sequence[int]) -> None:
     """Remove passages, by number, with their words and vectors."""
-    vectored = has_vectors(connection)
-    for number in numbers:
-        title, text, length = first(
-            connection, "SELECT title, text, length FROM passages WHERE number = ?", (number,)
-        )
-        count(connection, -1, -length)
-        connection.execute(
-            "INSERT INTO words(words, rowid, title, text) VALUES('delete', ?, ?, ?)",
-            (number, title, text),
-        )
-        if vectored:
-            # sqlite-vec only marks a row as gone; its numbers say something of the text.
-            connection.execute(
-                "UPDATE vectors SET embedding = zeroblob(length(embedding)) WHERE rowid = ?",
-                (number,),
-            )
-            connection.execute("DELETE FROM vectors WHERE rowid = ?", (number,))
-        connection.execute("DELETE FROM passages WHERE number = ?", (number,))
+    lengths = each(connection, "SELECT length FROM passages WHERE number = ?", numbers)
+    count(connection, -len(lengths), -sum(length for (length,) in lengths))
+    each(
+        connection,
+        "INSERT INTO words(words, rowid, title, text) "
+        "SELECT 'delete', number, title, text FROM passages WHERE number = ?",
+        numbers,
+    )
+    if has_vectors(connection):
+        # sqlite-vec only marks a row as gone; its numbers say something of the text.
+        zeroed = "UPDATE vectors SET embedding = zeroblob(length(embedding)) WHERE rowid = ?"
+        each(connection, zeroed, numbers)
+        each(connection, "DELETE FROM vectors WHERE rowid = ?", numbers)
+    each(connection, "DELETE FROM passages WHERE number = ?", numbers)
 
 
 def length_of(passage: Passage) -> int:
@@ -294,40 +292,16 @@ def count(connection: apsw.Connection, passages: int, words: int) -> None:
         put(connection, name, str(int(setting(connection, name) or 0) + more))
 
 
-def documents_of(connection: apsw.Connection, numbers: Iterable[int]) -> set[int]:
-    """Numbers of the documents that passages belong to."""
-    asked = "SELECT document FROM passages WHERE number = ?"
-    return {one for number in numbers for (one,) in select(connection, asked, (number,))}
-
-
 def drop_empty(connection: apsw.Connection, documents: Iterable[int]) -> list[tuple[str, str]]:
     """Remove those of some documents that have no passage left; sources and ids of files' ones."""
-    gone: list[tuple[str, str]] = []
-    for number in documents:
-        if first(connection, "SELECT 1 FROM passages WHERE document = ? LIMIT 1", (number,)):
-            continue
-        gone += select(
-            connection,
-            "SELECT source, id FROM documents WHERE number = ? AND source IS NOT NULL",
-            (number,),
-        )
-        connection.execute("DELETE FROM documents WHERE number = ?", (number,))
-    return gone
-
-
-def names_of(connection: apsw.Connection, numbers: Sequence[int]) -> list[str]:
-    """Ids of the documents that passages belong to."""
-    found: dict[str, None] = {}
-    for number in numbers:
-        row = first(
-            connection,
-            "SELECT d.id FROM documents d JOIN passages p ON p.document = d.number "
-            "WHERE p.number = ?",
-            (number,),
-        )
-        if row is not None:
-            found[str(row[0])] = None
-    return list(found)
+    empty = each(
+        connection,
+        "SELECT number, source, id FROM documents WHERE number = ? "
+        "AND NOT EXISTS (SELECT 1 FROM passages WHERE document = documents.number)",
+        documents,
+    )
+    each(connection, "DELETE FROM documents WHERE number = ?", [number for number, *_ in empty])
+    return [(source, id) for _, source, id in empty if source is not None]
 
 
 def keep_out(connection: apsw.Connection, documents: Iterable[tuple[str, str]]) -> None:

@@ -6,7 +6,7 @@ import dataclasses
 import math
 import re
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from sentence_transformers import CrossEncoder
 
 DEFAULT_K = 8
+DEPTH = 100
+"""How many passages a ranking is asked for, at least, that is fused with others."""
 
 ScoredPassage: TypeAlias = Passage
 """A `Passage` whose `score` is set, as `WindowedLM.generate` takes it."""
@@ -107,7 +109,7 @@ class HybridRetriever:
         retrievers: Sequence[Retriever],
         *,
         weights: Sequence[float] | None = None,
-        depth: int = 100,
+        depth: int = DEPTH,
     ) -> None:
         self.retrievers = tuple(retrievers)
         self.weights = (1.0,) * len(self.retrievers) if weights is None else tuple(weights)
@@ -121,18 +123,25 @@ class HybridRetriever:
 
     def retrieve(self, query: str, k: int = DEFAULT_K) -> list[ScoredPassage]:
         """Ask every retriever and fuse; see `Retriever.retrieve`."""
-        check_k(k)
-        found: dict[object, ScoredPassage] = {}
-        scores: dict[object, float] = {}
-        for retriever, weight in zip(self.retrievers, self.weights, strict=True):
-            some = retriever.retrieve(query, max(k, self.depth))
-            distinct: dict[object, ScoredPassage] = {}
-            for one in some:
-                distinct.setdefault(content(one), one)
-            for rank, (key, one) in enumerate(distinct.items(), start=1):
-                found.setdefault(key, one)
-                scores[key] = scores.get(key, 0.0) + weight / (60 + rank)
-        return best(list(found.values()), list(scores.values()), k)
+        some = [one.retrieve(query, max(k, self.depth)) for one in self.retrievers]
+        return fused(some, self.weights, k)
+
+
+def fused(
+    rankings: Iterable[Sequence[Passage]], weights: Iterable[float], k: int
+) -> list[ScoredPassage]:
+    """The best `k` passages of several rankings, see `HybridRetriever`."""
+    check_k(k)
+    found: dict[object, ScoredPassage] = {}
+    scores: dict[object, float] = {}
+    for ranking, weight in zip(rankings, weights, strict=True):
+        distinct: dict[object, ScoredPassage] = {}
+        for one in ranking:
+            distinct.setdefault(content(one), one)
+        for rank, (key, one) in enumerate(distinct.items(), start=1):
+            found.setdefault(key, one)
+            scores[key] = scores.get(key, 0.0) + weight / (60 + rank)
+    return best(list(found.values()), list(scores.values()), k)
 
 
 def sentence_model(kind: str, model: Any, revision: str | None, device: str | None) -> Any:
@@ -217,7 +226,7 @@ class ConversationalRetriever:
 
     Args:
         retriever: any.
-        condense: makes a query of a conversation, such as `last_turns` (None) or `rewritten_by`.
+        condense: makes a query of a conversation; None is `last_turns`.
     """
 
     def __init__(self, retriever: Retriever, condense: Condense | None = None) -> None:
@@ -278,27 +287,5 @@ def last_turns(turns: int | None = 3, *, weight: int = 3) -> Condense:
         asked = [BLANK_LINE.sub("\n", question) for question in questions]
         recent = asked if turns is None else asked[-1 - turns :]
         return "\n\n".join(["\n".join(recent), *asked[-1:] * (weight if len(recent) > 1 else 0)])
-
-    return condense
-
-
-def rewritten_by(ask: Callable[[str], str]) -> Condense:
-    """Condense by a language model; where it answers with nothing, as `last_turns` does.
-
-    Args:
-        ask: from a prompt to the model's answer, such as
-            ``lambda prompt: lm.generate(prompt, do_sample=False).text``.
-    """
-    instruction = (
-        "Rewrite the last question of this conversation so that it can be understood without the "
-        "conversation: put names in place of words that point back. Do not answer it. Write only "
-        "the rewritten question."
-    )
-
-    def condense(messages: Messages) -> str:
-        said = "\n".join(f"{one['role'].capitalize()}: {one['content']}" for one in messages)
-        # Models like to go on: the question is the first line that says something.
-        lines = ask(f"{instruction}\n\n{said}").strip().splitlines()
-        return lines[0].strip() if lines else last_turns()(messages)
 
     return condense

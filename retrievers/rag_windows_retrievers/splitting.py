@@ -5,15 +5,13 @@ from __future__ import annotations
 import itertools
 import re
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
 
 from rag_windows import Passage, with_neighbours
 from rag_windows.errors import InputError
 from rag_windows_retrievers.documents import (
-    LONGEST,
     TITLE_WORDS,
     Document,
     count_words,
@@ -31,42 +29,15 @@ _INSIDE = (_SENTENCE, _LINE, _SPACE)
 """Where a line or a paragraph is cut that is too long as a whole."""
 
 
-@dataclass(frozen=True, slots=True)
-class TokenBudget:
-    """How long a passage may be, in a model's tokens.
-
-    Args:
-        limit: tokens of a passage with its title at most, at least 1, else an `InputError`.
-        count: text -> number of tokens, without special tokens; `SentenceEncoder.count` is one, and
-            ``lambda text: len(tokenizer(text, add_special_tokens=False)["input_ids"])`` another.
-    """
-
-    limit: int
-    count: Callable[[str], int]
-
-    def __post_init__(self) -> None:
-        if self.limit < 1:
-            raise InputError(
-                f"The limit of a passage must be at least 1 word or token, not {self.limit}."
-            )
-
-
 def split_documents(
-    documents: Document | Iterable[Document],
-    *,
-    words: int = DEFAULT_WORDS,
-    tokens: TokenBudget | None = None,
+    documents: Document | Iterable[Document], *, words: int = DEFAULT_WORDS
 ) -> tuple[Passage, ...]:
     """`split_document` for each of them; one document may stand by itself."""
     listed = [documents] if isinstance(documents, Document) else documents
-    return tuple(
-        passage for one in listed for passage in split_document(one, words=words, tokens=tokens)
-    )
+    return tuple(passage for one in listed for passage in split_document(one, words=words))
 
 
-def split_document(
-    document: Document, *, words: int = DEFAULT_WORDS, tokens: TokenBudget | None = None
-) -> tuple[Passage, ...]:
+def split_document(document: Document, *, words: int = DEFAULT_WORDS) -> tuple[Passage, ...]:
     """Cut a document between blocks, then between lines that stand by themselves, then sentences.
 
     Blocks are paragraphs, lists, tables and code; a heading stays with what follows it. Rows of
@@ -80,7 +51,6 @@ def split_document(
         document: the document; its title and metadata go with every passage.
         words: of a passage's text at most, at least 1; the title is not counted. A word is a run of
             visible characters, or one character of a script that is written without spaces.
-        tokens: a limit in a model's tokens, instead of `words`, for title and text together.
 
     Returns:
         Passages with ids ``{document.id}#{n}`` from 1 on; an id that the document's author stated
@@ -93,28 +63,22 @@ def split_document(
             a document has some below its title and several passages;
         - ``page`` and ``last_page``, from 1, where the document has pages;
         - ``title``: the document's, where passages carry a shorter one that ends in ``…``. Theirs
-            has at most 32 words, and half of `tokens`.
+            has at most 32 words.
 
         A name that the document's own metadata have is theirs; ours is ``passage_start`` then.
 
     Raises:
-        InputError: ``words`` is below 1, the budget is too small for a single character, or it is
-            no document.
+        InputError: ``words`` is below 1, or it is no document.
     """
     if not isinstance(document, Document):
         raise InputError(
             f"A document must be a Document, not {type(document).__name__}. Take it from "
             "load_documents(...).documents, or make one: Document(text, id)."
         )
-    budget = tokens or TokenBudget(words, count_words)
-    title = None if document.title is None else _shortened(document.title, tokens)
-    try:
-        splitter = _Splitter(document.text, budget, title if tokens else None)
-    except InputError:
-        if not tokens or not title:
-            raise
-        title = None  # which leaves no place for a character
-        splitter = _Splitter(document.text, budget, title)
+    if words < 1:
+        raise InputError(f"A passage must have at least 1 word, not {words}.")
+    title = None if document.title is None else _shortened(document.title)
+    splitter = _Splitter(document.text, words)
     single = document.named and len(splitter.spans) == 1
     passages = (
         Passage(
@@ -146,18 +110,14 @@ def _place(
     return place
 
 
-def _shortened(title: str, tokens: TokenBudget | None) -> str | None:
-    """As much of a title as passages carry; None if that is nothing."""
-
-    def fits(one: str) -> bool:
-        short = len(list(itertools.islice(words_of(one), TITLE_WORDS + 1))) <= TITLE_WORDS
-        return short and (tokens is None or tokens.count(one) <= tokens.limit // 2)
-
-    if fits(title):
+def _shortened(title: str) -> str:
+    """As much of a title as passages carry."""
+    ends = [word.end() for word in itertools.islice(words_of(title), TITLE_WORDS + 1)]
+    if len(ends) <= TITLE_WORDS:
         return title
-    ends = [word.end() for word in itertools.islice(words_of(title), TITLE_WORDS)]
-    number = bisect_left(ends, True, key=lambda end: not fits(f"{title[:end]}…"))
-    return f"{title[: ends[number - 1]]}…" if number else None
+    short = f"{title[: ends[TITLE_WORDS - 1]]}…"
+    # Behind a script without spaces, the dots are a word of their own.
+    return short if count_words(short) <= TITLE_WORDS else f"{title[: ends[TITLE_WORDS - 2]]}…"
 
 
 class _Span(NamedTuple):
@@ -169,18 +129,16 @@ class _Span(NamedTuple):
 
 
 class _Splitter:
-    """The spans of one text, without blank space around them; lengths don't add up.
+    """The spans of one text, without blank space around them.
 
     Args:
         text: the whole text.
-        budget: of a span with its header and the title.
-        title: None where it is not counted.
+        words: of a span with its header.
     """
 
-    def __init__(self, text: str, budget: TokenBudget, title: str | None) -> None:
+    def __init__(self, text: str, words: int) -> None:
         self.spans: list[_Span] = []
-        self._text, self._budget = text, budget
-        self._head = f"{title}\n" if title else ""
+        self._text, self._words = text, words
         self._structure = Structure()
         whole = text.strip()
         start = text.find(whole)
@@ -206,13 +164,12 @@ class _Splitter:
         above: list[tuple[int, str]] = []
         for heading in self._structure.headings:
             above = [one for one in above if one[0] < heading.level]
-            above.append((heading.level, _shortened(heading.name, None) or ""))
+            above.append((heading.level, _shortened(heading.name)))
             paths.append((heading.start, tuple(name for _, name in above if name)))
         return paths
 
     def _fits(self, start: int, end: int, header: str) -> bool:
-        text = f"{self._head}{header}{self._text[start:end]}"
-        return self._budget.count(text) <= self._budget.limit
+        return count_words(f"{header}{self._text[start:end]}") <= self._words
 
     def _add(self, start: int, end: int, inside: Sequence[re.Pattern[str]]) -> None:
         """Put a piece of the text into the last span, or a new one, or several."""
@@ -269,24 +226,10 @@ class _Splitter:
         if at < 0 or start >= tables[at].end:
             return ""
         header = f"{tables[at].header}\n"
-        taken = self._budget.count(f"{self._head}{header}")
-        return header if 4 * taken <= 3 * self._budget.limit else ""
+        return header if 4 * count_words(header) <= 3 * self._words else ""
 
     def _cut_word(self, start: int, end: int, header: str) -> None:
-        while start < end:
-            span = self._longest(start, end, header)
-            if span.end == start and header:
-                span = self._longest(start, end, "")
-            if span.end == start:
-                limit, character = self._budget.limit, self._text[start]
-                raise InputError(
-                    f"A passage of {limit} tokens can't hold the character {character!r}, which "
-                    f"has {self._budget.count(character)}. Use a larger limit."
-                )
-            self.spans.append(span)
-            start = span.end
-
-    def _longest(self, start: int, end: int, header: str) -> _Span:
-        stops = range(start + 1, min(end, start + LONGEST * self._budget.limit) + 1)
-        fitting = bisect_left(stops, True, key=lambda stop: not self._fits(start, stop, header))
-        return _Span(start, start + fitting, header)
+        free = self._words - count_words(header)
+        ends = [start + word.end() for word in words_of(self._text[start:end])]
+        cuts = [start, *ends[free - 1 : -1 : free], end]
+        self.spans += [_Span(*both, header) for both in itertools.pairwise(cuts)]

@@ -185,6 +185,8 @@ class _Reader:
         """Cut between lines that stand by themselves, but not where one sentence fills several."""
         lines = [line for line in range(first, end) if self._lines[line].strip()]
         texts = [self._lines[line] for line in lines]
+        if not texts:  # only form feeds and the like, which are no blank line in CommonMark
+            return
         if (delimiter := _delimiter(texts)) and (body := _header(texts, delimiter)):
             self._table(lines, body, level)
             return

@@ -10,7 +10,6 @@ import faiss
 import pytest
 from langchain_classic.chains.retrieval import create_retrieval_chain
 from langchain_core.embeddings import DeterministicFakeEmbedding
-from langchain_core.messages import AIMessage, HumanMessage
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.retrievers import BaseRetriever
 from langchain_core.vectorstores import InMemoryVectorStore
@@ -27,38 +26,17 @@ from langchain_rag_windows.retrievers import RagWindowsRetriever
 from llama_index.llms.rag_windows import WindowSynthesizer, passage_of_node
 from llama_index.retrievers.rag_windows import RagWindowsRetriever as LlamaIndexRetriever
 from rag_windows import InputError, Passage
-from rag_windows_retrievers import (
-    BM25Retriever,
-    ConversationalRetriever,
-    Index,
-    Retriever,
-    last_turns,
-)
+from rag_windows_retrievers import BM25Retriever
 from tests.integrations.cases import PLACES, Held, case, one_window_each
 from tests.integrations.langchain import asking as langchain
 from tests.integrations.llama_index import asking as llama_index
-from tests.retrievers.small import CORPUS, MADE, WordEncoder
+from tests.retrievers.small import CORPUS, MADE
 
-
-def index_on_disk(folder: Path) -> Retriever:
-    made = Index(folder / "index", WordEncoder())
-    made.add_passages(CORPUS)
-    return made
-
-
-MAKERS = {**MADE, "index": index_on_disk}
 QUERY = "the old bridge of Halden and its harbour"
 
 
-@pytest.mark.parametrize("name", MAKERS)
 class TestStandard(RetrieversIntegrationTests):
-    """LangChain's own tests of a retriever, with each of ours."""
-
-    made: Retriever
-
-    @pytest.fixture(autouse=True)
-    def make(self, name: str, tmp_path: Path) -> None:
-        self.made = MAKERS[name](tmp_path)
+    """LangChain's own tests of a retriever, with one of ours."""
 
     @property
     def retriever_constructor(self) -> type[BaseRetriever]:
@@ -70,12 +48,12 @@ class TestStandard(RetrieversIntegrationTests):
 
     @property
     def retriever_constructor_params(self) -> dict[str, Any]:
-        return {"retriever": self.made}
+        return {"retriever": BM25Retriever(CORPUS)}
 
 
-@pytest.mark.parametrize("name", MAKERS)
+@pytest.mark.parametrize("name", MADE)
 def test_documents_and_nodes_are_what_the_retriever_found(name: str, tmp_path: Path) -> None:
-    ours = MAKERS[name](tmp_path)
+    ours = MADE[name](tmp_path, CORPUS)
     found = ours.retrieve(QUERY, 3)
     assert len(found) == 3
     retriever = LlamaIndexRetriever(ours, similarity_top_k=3)
@@ -108,23 +86,10 @@ def test_passages_without_an_id_or_with_the_same_are_not_lost() -> None:
     assert [node.node_id for node in retriever.retrieve("bridge")] == ids
 
 
-def test_a_conversation_is_condensed() -> None:
-    condensed = ConversationalRetriever(BM25Retriever(CORPUS), last_turns(1, weight=1))
-    retriever = RagWindowsRetriever(retriever=condensed, k=1)
-    history = [HumanMessage("Tell me about the arches of stone."), AIMessage("There are five.")]
-    for found in (
-        retriever.invoke("How old are they?", chat_history=history),
-        asyncio.run(retriever.ainvoke("How old are they?", chat_history=history)),
-    ):
-        assert found[0].id == "arches"
-
-
 def test_bad_input_is_refused_in_the_framework_s_kind_of_error() -> None:
     retriever = RagWindowsRetriever(retriever=BM25Retriever(CORPUS))
     with pytest.raises(RequestError, match="k must be at least 1"):
         retriever.invoke("bridge", k=0)
-    with pytest.raises(RequestError, match="needs a retriever that reads conversations"):
-        retriever.invoke("bridge", chat_history=[HumanMessage("x")])
     with pytest.raises(ValidationError, match="instance of Retriever"):
         RagWindowsRetriever(retriever="bridge")  # type: ignore[arg-type]  # it is what is refused
     with pytest.raises(InputError, match="k must be at least 1"):

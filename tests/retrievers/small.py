@@ -104,24 +104,24 @@ def save_cross_encoder(folder: Path, *, outputs: int = 1) -> Path:
     return folder
 
 
-def indexed(folder: Path, encoder: WordEncoder | None) -> Index:
-    """An index on disk that holds the corpus."""
+def indexed(folder: Path, passages: Sequence[Passage], encoder: WordEncoder | None) -> Index:
+    """An index on disk that holds some passages."""
     made = Index(folder / "index", encoder)
-    made.add_passages(CORPUS)
+    made.add_passages(passages)
     return made
 
 
-MADE: dict[str, Callable[[Path], Retriever]] = {
-    "bm25": lambda _: BM25Retriever(CORPUS),
-    "dense": lambda _: DenseRetriever(CORPUS, WordEncoder()),
-    "hybrid": lambda _: HybridRetriever(
-        [BM25Retriever(CORPUS), DenseRetriever(CORPUS, WordEncoder())]
+MADE: dict[str, Callable[[Path, Sequence[Passage]], Retriever]] = {
+    "bm25": lambda _, passages: BM25Retriever(passages),
+    "dense": lambda _, passages: DenseRetriever(passages, WordEncoder()),
+    "hybrid": lambda _, passages: HybridRetriever(
+        [BM25Retriever(passages), DenseRetriever(passages, WordEncoder())]
     ),
-    "index": lambda folder: indexed(folder, None),
-    "index with vectors": lambda folder: indexed(folder, WordEncoder()),
-    "conversational": lambda _: ConversationalRetriever(BM25Retriever(CORPUS)),
-    "reranker": lambda folder: Reranker(
-        DenseRetriever(CORPUS, WordEncoder()), save_cross_encoder(folder), device="cpu"
+    "index": lambda folder, passages: indexed(folder, passages, None),
+    "index with vectors": lambda folder, passages: indexed(folder, passages, WordEncoder()),
+    "conversational": lambda _, passages: ConversationalRetriever(BM25Retriever(passages)),
+    "reranker": lambda folder, passages: Reranker(
+        DenseRetriever(passages, WordEncoder()), save_cross_encoder(folder), device="cpu"
     ),
 }
-"""Every retriever of the package, made with a folder for its model."""
+"""Every retriever of the package, made with a folder for its files and its passages."""

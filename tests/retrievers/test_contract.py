@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from rag_windows import InputError, Passage
-from rag_windows_retrievers import Retriever
+from rag_windows_retrievers import BM25Retriever, HybridRetriever, Retriever
 from tests.retrievers.small import CORPUS, MADE, ranking
 
 
 @pytest.fixture(params=MADE)
 def retriever(request: pytest.FixtureRequest, tmp_path: Path) -> Retriever:
-    return MADE[request.param](tmp_path)
+    return MADE[request.param](tmp_path, CORPUS)
 
 
 def test_the_best_come_first_and_as_they_were_given(retriever: Retriever) -> None:
@@ -48,3 +49,20 @@ def test_threads_share_it(retriever: Retriever) -> None:
         found = list(pool.map(lambda query: retriever.retrieve(query, 3), queries))
     for one, other in zip(found, expected, strict=True):
         assert ranking(one) == [(passage.id, passage.score) for passage in other]
+
+
+COPIES = [
+    *(Passage("The bridge of Halden is old.", title="Halden", id=f"copy {i}") for i in range(8)),
+    Passage("The bridge of Halden is old.", title="Another", id="other title"),
+    Passage("A stone bridge.", id="stone"),
+    Passage("The bridge was built in 1931.", id="built"),
+]
+IN_TWO = HybridRetriever([BM25Retriever(COPIES[:4]), BM25Retriever(COPIES[4:])])
+
+
+@pytest.mark.parametrize("made", [*MADE.values(), lambda *_: IN_TWO], ids=[*MADE, "in two"])
+def test_copies_take_one_place(made: Callable[..., Retriever], tmp_path: Path) -> None:
+    one = made(tmp_path, COPIES)
+    ids = sorted(str(hit.id) for hit in one.retrieve("old bridge of Halden", 8))
+    assert ids == ["built", "copy 0", "other title", "stone"]
+    assert len(one.retrieve("old bridge of Halden", 3)) == 3

@@ -10,7 +10,6 @@ from rag_windows_retrievers import (
     BM25Retriever,
     ConversationalRetriever,
     last_turns,
-    rewritten_by,
 )
 from tests.retrievers.small import CORPUS
 
@@ -55,19 +54,6 @@ def test_a_question_alone_is_asked_as_it_is() -> None:
     expected = BM25Retriever(CORPUS).retrieve("lakes")
     assert retriever.retrieve("lakes") == expected
     assert retriever.retrieve([TALK[0], {"role": "user", "content": "lakes"}]) == expected
-
-
-def test_a_model_rewrites_the_question() -> None:
-    prompts: list[str] = []
-
-    def ask(prompt: str) -> str:
-        prompts.append(prompt)
-        return "\n  When was Halden's bridge built? \nI hope that helps."
-
-    assert query(rewritten_by(ask)) == "When was Halden's bridge built?"
-    assert prompts[0].startswith("Rewrite the last question of this conversation")
-    assert prompts[0].endswith("Assistant: Yes, at Halden.\nUser: When was its bridge built?")
-    assert query(rewritten_by(lambda prompt: " \n")) == query(last_turns())
 
 
 @pytest.mark.parametrize(

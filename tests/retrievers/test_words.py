@@ -14,14 +14,9 @@ import pytest
 from rag_windows import Passage
 from rag_windows_retrievers import (
     BM25Retriever,
-    DenseRetriever,
-    HybridRetriever,
-    Reranker,
-    Retriever,
     ingest,
 )
 from rag_windows_retrievers.words import tokenize
-from tests.retrievers.small import WordEncoder, save_cross_encoder
 
 
 def found(query: str, *texts: str) -> list[str]:
@@ -194,41 +189,6 @@ def test_any_text_has_words_and_finds_itself(seed: int) -> None:
 def test_a_long_text_takes_time_by_its_length() -> None:
     for piece in ("A.", "A-\n", "น้ำ", "東", "\u0301", "I ", "a\u00ad\n", "\u064b", "AB"):
         tokenize(piece * 100_000)
-
-
-COPIES = [
-    *(Passage("The bridge of Halden is old.", title="Halden", id=f"copy {i}") for i in range(8)),
-    Passage("The bridge of Halden is old.", title="Another", id="other title"),
-    Passage("A stone bridge.", id="stone"),
-    Passage("The bridge was built in 1931.", id="built"),
-]
-
-
-def retrievers(folder: Path) -> dict[str, Retriever]:
-    bm25, dense = BM25Retriever(COPIES), DenseRetriever(COPIES, WordEncoder())
-    model = save_cross_encoder(folder)
-    return {
-        "bm25": bm25,
-        "dense": dense,
-        "hybrid": HybridRetriever([bm25, dense]),
-        "hybrid of copies": HybridRetriever([BM25Retriever(COPIES[:4]), BM25Retriever(COPIES[4:])]),
-        "reranker": Reranker(dense, model, device="cpu"),
-    }
-
-
-def test_equal_passages_take_one_place(tmp_path: Path) -> None:
-    for name, one in retrievers(tmp_path).items():
-        hits = one.retrieve("old bridge of Halden", 8)
-        ids = sorted(str(hit.id) for hit in hits)
-        assert ids == ["built", "copy 0", "other title", "stone"], name
-        assert len(one.retrieve("old bridge of Halden", 3)) == 3, name
-        scores = [hit.score or 0.0 for hit in hits]
-        assert scores == sorted(scores, reverse=True), name
-
-
-def test_reranking_everything_leaves_copies_out(tmp_path: Path) -> None:
-    reranker = Reranker(BM25Retriever(COPIES), save_cross_encoder(tmp_path), device="cpu")
-    assert len(reranker.rerank("bridge", COPIES)) == 4
 
 
 def test_copies_of_a_file_take_one_place(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from langchain_core.callbacks import (
@@ -10,16 +9,13 @@ from langchain_core.callbacks import (
     CallbackManagerForRetrieverRun,
 )
 from langchain_core.documents import Document
-from langchain_core.messages import BaseMessage, HumanMessage
 from langchain_core.retrievers import BaseRetriever
 from langchain_core.runnables import run_in_executor
 from pydantic import Field
 
 from langchain_rag_windows.errors import in_langchain_terms
-from langchain_rag_windows.messages import conversation
-from rag_windows.errors import InputError
 from rag_windows.integration import chunk_metadata
-from rag_windows_retrievers import ConversationalRetriever, Retriever
+from rag_windows_retrievers import Retriever
 from rag_windows_retrievers.retriever import DEFAULT_K
 
 
@@ -32,11 +28,8 @@ class RagWindowsRetriever(BaseRetriever):
     Attributes:
         retriever: a `BM25Retriever`, `DenseRetriever`, `HybridRetriever`, `Reranker`,
             `ConversationalRetriever`, or anything else with their ``retrieve``.
-        k: how many documents at most, unless the call says otherwise.
-
-    Call arguments:
-        ``retriever.invoke(query, k=3, chat_history=[...])``; the messages of ``chat_history`` are
-        what was said before the query, and need a `ConversationalRetriever`.
+        k: how many documents at most, unless the call says otherwise:
+            ``retriever.invoke(query, k=3)``.
     """
 
     retriever: Retriever
@@ -48,18 +41,9 @@ class RagWindowsRetriever(BaseRetriever):
         *,
         run_manager: CallbackManagerForRetrieverRun | None = None,
         k: int | None = None,
-        chat_history: Sequence[BaseMessage] = (),
     ) -> list[Document]:
         with in_langchain_terms():
-            asked: Any = query
-            if chat_history:
-                if not isinstance(self.retriever, ConversationalRetriever):
-                    raise InputError(
-                        "chat_history= needs a retriever that reads conversations. Wrap yours: "
-                        "RagWindowsRetriever(retriever=ConversationalRetriever(retriever))."
-                    )
-                asked, _ = conversation([*chat_history, HumanMessage(query)])
-            found = self.retriever.retrieve(asked, self.k if k is None else k)
+            found = self.retriever.retrieve(query, self.k if k is None else k)
         documents = []
         for passage in found:
             own = {"title": passage.title, "score": passage.score}

@@ -6,7 +6,6 @@ import asyncio
 import json
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -266,33 +265,6 @@ def test_another_process_sees_and_changes_it(tmp_path: Path) -> None:
     # The search learned of it, and removed the windows.
     assert lm.cache is not None
     assert lm.cache.invalidate(["bridge"]) == 0
-
-
-def test_threads_share_a_store(tmp_path: Path) -> None:
-    store = filled(tmp_path, Words())
-
-    def work(i: int) -> None:
-        for j in range(5):
-            name = f"{i}-{j}"
-            store.add_texts([f"thread {i} text {j}"], [{"i": i}], ids=[name])
-            found = store.similarity_search(f"thread {i} text {j}", 3, filter={"i": i})
-            assert name in names(found)
-            if j % 2:
-                store.delete([name])
-
-    with ThreadPoolExecutor(8) as pool:
-        list(pool.map(work, range(8)))
-    kept = [f"{i}-{j}" for i in range(8) for j in (0, 2, 4)]
-    assert names(store.get_by_ids(kept)) == kept
-    assert len(store.index) == len(kept) + 3
-
-
-def test_an_addition_that_fails_changes_nothing(tmp_path: Path) -> None:
-    store = filled(tmp_path)
-    bad = [Document("fine", id="bridge"), Document("half \ud800", id="half")]
-    with pytest.raises(RequestError, match="half a character"):
-        store.add_documents(bad)
-    assert [one.page_content for one in store.get_by_ids(["bridge", "half"])] == TEXTS[:1]
 
 
 def test_langchains_indexing_keeps_it_up_to_date(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, Literal
 
 import pytest
-from llama_index.core import Settings, SummaryIndex, get_response_synthesizer
+from llama_index.core import Settings, get_response_synthesizer
 from llama_index.core.chat_engine import (
     CondensePlusContextChatEngine,
     CondenseQuestionChatEngine,
@@ -299,18 +299,11 @@ class Town(BaseModel):
 
 
 @pytest.mark.parametrize("way", ["sync", "async"])
-@pytest.mark.parametrize("beside", [True, False])
-def test_an_object_is_held_to_its_class(way: str, beside: bool) -> None:
+def test_an_object_is_held_to_its_class(way: str) -> None:
     pytest.importorskip("llguidance")
     model = RagWindowsLLM(model=tools.model(), tokenizer=tools.tokenizer("hermes"))
     found = ListRetriever(nodes("One.", "Two."))
-    own: Any = {} if beside else {"output_cls": Town}
-    engine = RetrieverQueryEngine.from_args(
-        found,
-        llm=model,
-        response_synthesizer=WindowSynthesizer(model, **own),
-        output_cls=Town if beside else None,
-    )
+    engine = RetrieverQueryEngine(found, WindowSynthesizer(model, output_cls=Town))
     _, response, _ = ask(engine, "query", way, "Where and when?")
     assert isinstance(response.response, Town)
 
@@ -324,31 +317,3 @@ def test_an_object_whose_schema_cannot_be_held_is_read_as_it_comes() -> None:
     found = WindowSynthesizer(RagWindowsLLM(lm=lm), output_cls=Odd)
     response: Any = found.synthesize("Who?", nodes("One."))
     assert response.response == Odd(name="b")
-
-
-@pytest.mark.parametrize("way", ["stream", "astream"])
-@pytest.mark.parametrize("templated", [True, False])
-def test_a_query_engine_that_is_to_stream_streams(way: str, templated: bool) -> None:
-    index = SummaryIndex([one.node for one in nodes("One.", "Two.")])
-    template: Any = {"text_qa_template": BARE} if templated else {}
-    plain = index.as_query_engine(
-        llm=llm(), response_synthesizer=WindowSynthesizer(llm()), **template
-    )
-    text, _, _ = ask(plain, "query", "sync", "Who is it?")
-    engine = index.as_query_engine(
-        llm=llm(), streaming=True, response_synthesizer=WindowSynthesizer(llm()), **template
-    )
-    streamed, response, pieces = ask(engine, "query", way, "Who is it?")
-    assert streamed == text
-    assert len(pieces) > 1
-    assert hasattr(response, "response_gen") or hasattr(response, "async_response_gen")
-
-
-def test_a_stream_of_objects_is_refused_where_the_engine_is_made() -> None:
-    index = SummaryIndex([one.node for one in nodes("One.")])
-    with pytest.raises(InputError, match="streaming"):
-        index.as_query_engine(
-            llm=llm(),
-            streaming=True,
-            response_synthesizer=WindowSynthesizer(llm(), output_cls=Town),
-        )

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import inspect
 import json
-from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
 from contextlib import aclosing, closing
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ from llama_index.core.base.llms.types import (
     MessageRole,
     ToolCallBlock,
 )
-from llama_index.core.bridge.pydantic import Field, PrivateAttr, field_serializer
+from llama_index.core.bridge.pydantic import ConfigDict, Field, PrivateAttr, field_serializer
 from llama_index.core.constants import DEFAULT_CONTEXT_WINDOW, DEFAULT_NUM_OUTPUTS
 from llama_index.core.llms.callbacks import llm_chat_callback, llm_completion_callback
 from llama_index.core.llms.function_calling import FunctionCallingLLM
@@ -31,9 +30,7 @@ from llama_index.core.prompts import BasePromptTemplate
 from llama_index.core.tools.types import BaseTool
 from llama_index.core.types import PydanticProgramMode
 from pydantic_core import to_jsonable_python
-from transformers import GenerationConfig, GenerationMixin
 from transformers.generation.stopping_criteria import EosTokenCriteria
-from transformers.utils import TransformersKwargs
 
 from llama_index.llms.rag_windows.messages import (
     BROKEN,
@@ -48,14 +45,13 @@ from llama_index.llms.rag_windows.messages import (
 )
 from llama_index.llms.rag_windows.templates import Parts, WindowedPrompt, WindowTemplate
 from rag_windows import Method, Profile, WindowedLM
-from rag_windows.errors import GenerationError, InputError, did_you_mean
+from rag_windows.errors import GenerationError, InputError
 from rag_windows.integration import (
     AnswerReader,
     Calls,
     ModelCall,
     ModelOptions,
     ModelSource,
-    UnknownArgumentError,
     describe,
     guard_of,
     method_of,
@@ -78,18 +74,6 @@ _OF_LOADING = (
 )
 """Arguments that a model which is loaded already has behind it."""
 
-CALL_OPTIONS = frozenset(
-    {
-        *(set(inspect.signature(WindowedLM.generate).parameters) - {"self", "query"}),
-        *(set(inspect.signature(GenerationMixin.generate).parameters) - {"self", "kwargs"}),
-        *(name for name in vars(GenerationConfig()) if not name.startswith("_")),
-        *TransformersKwargs.__optional_keys__,
-        *("assistant_tokenizer", "tokenizer", "json_schema", "grammar"),
-        *("max_tokens", "nodes", "parallel_tool_calls", "tool_choice", "tools"),
-    }
-) - {"generate_kwargs"}
-"""What a call may be given by name, besides its messages."""
-
 _SECRETS = ("token", "use_auth_token")
 """Options that are not serialized."""
 
@@ -108,7 +92,7 @@ class RagWindowsLLM(FunctionCallingLLM, ModelOptions):
     are made at once, by tasks or by threads, share forward passes. Options of a call (``method``,
     ``temperature``, ``top_p``, ``max_tokens``, ``stop``, ``seed``, ``on_encoded``, ``json_schema``,
     ``grammar``, any option of transformers' ``generate``) override those of the constructor; an
-    unknown name is a ``TypeError``. Cancelling a task, or closing a stream, stops the work within a
+    unknown name is an `InputError`. Cancelling a task, or closing a stream, stops the work within a
     token.
 
     Tools work with models whose chat template supports them (then
@@ -156,8 +140,10 @@ class RagWindowsLLM(FunctionCallingLLM, ModelOptions):
 
     Raises:
         InputError: none or several models are given, or an argument that formats prompts.
-        TypeError: an unknown argument, or an unknown option in ``generate_kwargs``.
+        ValueError: an unknown argument; pydantic's `ValidationError` says which.
     """
+
+    model_config = ConfigDict(extra="forbid")
 
     model_name: str
     tokenizer_name: str | None = None
@@ -189,8 +175,8 @@ class RagWindowsLLM(FunctionCallingLLM, ModelOptions):
                     "prompt, and text can't spell its control tokens. Leave it out, and put an "
                     "instruction into system_prompt."
                 )
-        fields = _named(arguments, type(self).model_fields, "RagWindowsLLM")
-        fields["generate_kwargs"] = _named(fields.get("generate_kwargs", {}))
+        fields = _given(arguments)
+        fields["generate_kwargs"] = _given(fields.get("generate_kwargs", {}))
         for name, read in (("method", method_of), ("profile", profile_of), ("fallback", guard_of)):
             if name in fields:
                 fields[name] = read(fields[name])
@@ -448,7 +434,7 @@ class RagWindowsLLM(FunctionCallingLLM, ModelOptions):
 
     def _options(self, options: Mapping[str, Any]) -> dict[str, Any]:
         """Options of one call over those of the constructor."""
-        given = _named(options)
+        given = _given(options)
         names = ("temperature", "top_p")
         merged = {
             "max_new_tokens": self.max_new_tokens,
@@ -548,19 +534,9 @@ def _source(
     return ModelSource(model, lm=lm, tokenizer=tokenizer, **{**options, **loading})
 
 
-def _named(
-    given: Mapping[str, Any], known: Iterable[str] = CALL_OPTIONS, where: str = "A call"
-) -> dict[str, Any]:
-    """What is given and not None, under our names; an unknown name is an error."""
-    names = {"max_tokens", *known}
-    for name in given:
-        if name in names:
-            continue
-        advice = did_you_mean(name, names) or "Leave it out."
-        if name in CALL_OPTIONS:
-            advice = f"Give it as generate_kwargs={{{name!r}: ...}}, or in a call."
-        raise UnknownArgumentError(f"{where} has no argument {name!r}. {advice}")
-    return unalias(_set(given), {"max_tokens": "max_new_tokens"})
+def _given(values: Mapping[str, Any]) -> dict[str, Any]:
+    """What is not None, under our names."""
+    return unalias(_set(values), {"max_tokens": "max_new_tokens"})
 
 
 def _set(values: Mapping[str, Any]) -> dict[str, Any]:

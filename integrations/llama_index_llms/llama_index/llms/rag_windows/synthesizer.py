@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Sequence
 from contextlib import aclosing, closing, suppress
 from typing import Any, Self, cast
@@ -27,7 +26,6 @@ from llama_index.core.output_parsers import PydanticOutputParser
 from llama_index.core.prompts import BasePromptTemplate
 from llama_index.core.prompts.default_prompt_selectors import DEFAULT_TEXT_QA_PROMPT_SEL
 from llama_index.core.prompts.mixin import PromptDictType
-from llama_index.core.query_engine import RetrieverQueryEngine
 from llama_index.core.response_synthesizers import BaseSynthesizer
 from llama_index.core.schema import NodeWithScore, QueryType
 from llama_index.core.types import RESPONSE_TEXT_TYPE, TokenAsyncGen, TokenGen
@@ -98,19 +96,15 @@ class WindowPromptHelper(PromptHelper):
         return list(text_chunks)
 
 
-_FROM_ARGS = cast(Any, RetrieverQueryEngine.from_args).__func__.__code__
-
-
 class WindowSynthesizer(BaseSynthesizer):
     """Reads every node in a window of its own and answers once.
 
-    Use it as ``response_synthesizer=`` of any query engine. ``streaming``, ``output_cls`` and
-    ``text_qa_template`` of ``index.as_query_engine`` count for it, too. The response's source nodes
-    are copies (`SourceNode`) of the nodes with their ids, scores and metadata. In addition, the
-    metadata has "attention_mass", the share of the attention that a node got while the answer was
-    written (in a stream at its end), "answer_statements", the sentences that it carried, and
-    "rag_windows_note" where a node made no window or several; with ``citations="removal"`` of the
-    LLM also "answer_drop" and "answer_supports", see `rag_windows.Citation`.
+    Use it as ``response_synthesizer=`` of any query engine. The response's source nodes are copies
+    (`SourceNode`) of the nodes with their ids, scores and metadata. In addition, the metadata has
+    "attention_mass", the share of the attention that a node got while the answer was written (in a
+    stream at its end), "answer_statements", the sentences that it carried, and "rag_windows_note"
+    where a node made no window or several; with ``citations="removal"`` of the LLM also
+    "answer_drop" and "answer_supports", see `rag_windows.Citation`.
 
     Args:
         llm: reads the windows.
@@ -153,23 +147,6 @@ class WindowSynthesizer(BaseSynthesizer):
         self._update_prompts({"text_qa_template": text_qa_template or DEFAULT_TEXT_QA_PROMPT_SEL})
         self._chat_history = tuple(chat_history)
         self._check_streaming()
-
-    def __bool__(self) -> bool:
-        """True; takes over what ``as_query_engine`` was given besides its synthesizer.
-
-        LlamaIndex asks there whether it has to make one, and hands ``streaming`` and the like
-        only to its own: the one that it was given would not get them.
-        """
-        frame = inspect.currentframe()
-        caller = None if frame is None else frame.f_back
-        if caller is not None and caller.f_code is _FROM_ARGS:
-            given = caller.f_locals
-            self._streaming = self._streaming or bool(given.get("streaming"))
-            self._output_cls = self._output_cls or given.get("output_cls")
-            if (template := given.get("text_qa_template")) is not None:
-                self._update_prompts({"text_qa_template": template})
-            self._check_streaming()
-        return True
 
     def _get_prompts(self) -> PromptDictType:
         return {"text_qa_template": self._text_qa_template}

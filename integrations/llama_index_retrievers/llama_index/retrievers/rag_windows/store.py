@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,20 +13,21 @@ from llama_index.core.storage.docstore.utils import doc_to_json, json_to_doc
 from llama_index.core.vector_stores.types import (
     BasePydanticVectorStore,
     FilterCondition,
-    FilterOperator,
     MetadataFilter,
     MetadataFilters,
     VectorStoreQuery,
     VectorStoreQueryMode,
     VectorStoreQueryResult,
 )
+from llama_index.core.vector_stores.utils import build_metadata_filter_fn
 
 from llama_index.retrievers.rag_windows.nodes import node_of
 from rag_windows import Passage
 from rag_windows.errors import InputError
 from rag_windows.integration import CHUNK_KEY, NEIGHBOURS, chunk_metadata, passage_of
-from rag_windows_retrievers import HybridRetriever, Index
+from rag_windows_retrievers import Index
 from rag_windows_retrievers.index_ranking import Where
+from rag_windows_retrievers.retriever import DEPTH, fused
 from rag_windows_retrievers.stale import StaleWindows
 
 if TYPE_CHECKING:
@@ -183,25 +184,21 @@ class RagWindowsVectorStore(BasePydanticVectorStore):
             raise InputError(f"The query mode {query.mode.value!r} is not served. Use {names}.")
         self._stale.drop(strict=False)
         where = _where(query)
-        words = _Ranking(lambda text, k: self._index.by_words.retrieve(text, k, where))
-        meaning = _Ranking(lambda text, k: self._by_meaning(query, text, k, where))
         top_k = query.similarity_top_k
         with self._index.snapshot():
             if query.mode in _WORDS or self._words_only:
-                found = words.retrieve(_text(query), top_k)
+                found = self._index.by_words.retrieve(_text(query), top_k, where)
             elif query.mode == VectorStoreQueryMode.DEFAULT:
-                found = meaning.retrieve(query.query_str or "", top_k)
+                found = self._by_meaning(query, top_k, where)
             else:
-                found = _fused(query, words, meaning)
+                found = self._by_both(query, where)
             nodes = [self._with_neighbours(one) for one in self._nodes(found)]
         scores = [0.0 if one.score is None else one.score for one in found]
         return VectorStoreQueryResult(
             nodes=nodes, similarities=scores, ids=[one.node_id for one in nodes]
         )
 
-    def _by_meaning(
-        self, query: VectorStoreQuery, text: str, k: int, where: Where | None
-    ) -> list[Passage]:
+    def _by_meaning(self, query: VectorStoreQuery, k: int, where: Where | None) -> list[Passage]:
         if not self.is_embedding_query:
             return self._index.by_meaning.retrieve(_text(query), k, where)
         if query.query_embedding is None:
@@ -210,6 +207,20 @@ class RagWindowsVectorStore(BasePydanticVectorStore):
                 "VectorStoreIndex, or use the mode text_search."
             )
         return self._index.nearest(query.query_embedding, k, where)
+
+    def _by_both(self, query: VectorStoreQuery, where: Where | None) -> list[Passage]:
+        alpha = 0.5 if query.alpha is None else query.alpha
+        if not 0 <= alpha <= 1:
+            raise InputError(f"alpha must be from 0 (words) to 1 (meaning), not {alpha}.")
+        most, text = query.hybrid_top_k or query.similarity_top_k, _text(query)
+        if alpha == 1:
+            return self._by_meaning(query, most, where)
+        depth = max(most, DEPTH) if alpha else most
+        sparse = depth if query.sparse_top_k is None else min(depth, query.sparse_top_k)
+        words = self._index.by_words.retrieve(text, sparse, where)
+        if alpha == 0:
+            return words
+        return fused([words, self._by_meaning(query, depth, where)], (1 - alpha, alpha), most)
 
     # Passages as nodes.
 
@@ -281,30 +292,6 @@ class RagWindowsVectorStore(BasePydanticVectorStore):
         return await asyncio.to_thread(self.query, query, **kwargs)
 
 
-class _Ranking:
-    """A function as a retriever."""
-
-    def __init__(self, retrieve: Callable[[str, int], list[Passage]]) -> None:
-        self._retrieve = retrieve
-
-    def retrieve(self, query: str, k: int = 1) -> list[Passage]:
-        return self._retrieve(query, k)
-
-
-def _fused(query: VectorStoreQuery, words: _Ranking, meaning: _Ranking) -> list[Passage]:
-    alpha = 0.5 if query.alpha is None else query.alpha
-    if not 0 <= alpha <= 1:
-        raise InputError(f"alpha must be from 0 (words) to 1 (meaning), not {alpha}.")
-    most, text = query.hybrid_top_k or query.similarity_top_k, _text(query)
-    if (sparse := query.sparse_top_k) is not None:
-        full = words
-        words = _Ranking(lambda text, k: full.retrieve(text, min(k, sparse)))
-    if alpha in (0, 1):
-        return (meaning if alpha else words).retrieve(text, most)
-    weights = (1 - alpha, alpha)
-    return HybridRetriever([words, meaning], weights=weights).retrieve(text, most)
-
-
 def _text(query: VectorStoreQuery) -> str:
     if query.query_str is None:
         raise InputError(
@@ -332,8 +319,6 @@ def _refuse(options: dict[str, Any]) -> None:
 def _where(query: VectorStoreQuery) -> Where | None:
     """What a query may find; lists without entries stand for no condition, as LlamaIndex sends."""
     nodes, documents, filters = set(query.node_ids or ()), set(query.doc_ids or ()), query.filters
-    if filters is not None:
-        _fits(Passage(""), filters)  # refuses what can't be asked of any
     if not nodes and not documents and filters is None:
         return None
 
@@ -360,60 +345,9 @@ def _fits(passage: Passage, filters: MetadataFilters) -> bool:
 
 
 def _fits_one(passage: Passage, filter: MetadataFilter) -> bool:
-    wanted, operator = filter.value, filter.operator
-    own = {"title": passage.title, **dict.fromkeys(_DOCUMENT, passage.document)}
-    found = {**own, **passage.metadata}.get(filter.key)
-    if operator in _LISTED and not isinstance(wanted, list):
-        raise InputError(
-            f"The filter {operator.value!r} of {filter.key!r:.80} needs a list, not {wanted!r:.80}."
-            " Write value=[...]."
-        )
-    if operator in _TEXT and not isinstance(wanted, str):
-        raise InputError(
-            f"The filter {operator.value!r} of {filter.key!r:.80} needs a text, not {wanted!r:.80}."
-            " Write value='...'."
-        )
-    if operator == FilterOperator.IS_EMPTY:
-        return found is None or found in ("", [])
-    if found is None:
-        return operator in (FilterOperator.NE, FilterOperator.NIN)
-    if operator not in _TESTS:
-        raise InputError(f"The filter {operator.value!r} is not served. Use another operator.")
-    return _TESTS[operator](found, wanted)
-
-
-_LISTED = (FilterOperator.IN, FilterOperator.NIN, FilterOperator.ANY, FilterOperator.ALL)
-_TEXT = (FilterOperator.TEXT_MATCH, FilterOperator.TEXT_MATCH_INSENSITIVE)
-
-
-def _ordered(found: Any, wanted: Any) -> int | None:
-    """-1, 0 or 1 for less, equal and greater; None of values of different kinds."""
-    numbers = all(type(one) in (int, float) for one in (found, wanted))
-    if not numbers and not (isinstance(found, str) and isinstance(wanted, str)):
-        return None
-    return int(found > wanted) - int(found < wanted)
-
-
-def _holds(found: Any, value: Any) -> bool:
-    if isinstance(found, str):
-        return isinstance(value, str) and value in found
-    return isinstance(found, list) and value in found
-
-
-_TESTS: dict[FilterOperator, Callable[[Any, Any], bool]] = {
-    FilterOperator.EQ: lambda found, wanted: bool(found == wanted),
-    FilterOperator.NE: lambda found, wanted: bool(found != wanted),
-    FilterOperator.GT: lambda found, wanted: _ordered(found, wanted) == 1,
-    FilterOperator.GTE: lambda found, wanted: _ordered(found, wanted) in (0, 1),
-    FilterOperator.LT: lambda found, wanted: _ordered(found, wanted) == -1,
-    FilterOperator.LTE: lambda found, wanted: _ordered(found, wanted) in (-1, 0),
-    FilterOperator.IN: lambda found, wanted: found in wanted,
-    FilterOperator.NIN: lambda found, wanted: found not in wanted,
-    FilterOperator.ANY: lambda found, wanted: any(_holds(found, one) for one in wanted),
-    FilterOperator.ALL: lambda found, wanted: all(_holds(found, one) for one in wanted),
-    FilterOperator.CONTAINS: _holds,
-    FilterOperator.TEXT_MATCH: lambda found, wanted: isinstance(found, str) and wanted in found,
-    FilterOperator.TEXT_MATCH_INSENSITIVE: lambda found, wanted: (
-        isinstance(found, str) and wanted.casefold() in found.casefold()
-    ),
-}
+    own = {"title": passage.title, **dict.fromkeys(_DOCUMENT, passage.document), **passage.metadata}
+    fits = build_metadata_filter_fn(lambda _: own, MetadataFilters(filters=[filter]))
+    try:
+        return fits("")
+    except TypeError:  # values of different kinds
+        return False
