@@ -407,7 +407,7 @@ class WindowedLM:
         questions. Windows that several questions read are encoded, held and read once, and count
         as cached tokens. When a question is answered, the next one takes its place. Some questions
         are answered one by one, as by `generate`: those with beams, several sequences, assistants,
-        scores or hidden states, or stop_strings; those with an ensemble, a book or a guard.
+        scores or hidden states, or stop_strings; those with an ensemble or a book.
 
         Greedy answers, and sampled answers with a ``seed``, equal those of `generate` up to
         floating-point rounding: in bfloat16 two tokens with nearly equal logits may swap. Without
