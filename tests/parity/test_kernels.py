@@ -57,6 +57,8 @@ def readings(request: AttentionRequest, query: Tensor) -> Iterator[Asked]:
 def asked(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Asked]]:
     """What the kernel answers, however few keys there are; that for GPUs on its stand-in."""
     kernel: type[Backend] = cuda.CudaBackend if request.param == "cuda" else native.NativeBackend
+    if request.param == "cuda" and request.node.callspec.params.get("name") == "gemma2":
+        pytest.skip("soft caps are left to PyTorch's other operations")
     # It is compared with the reference first, with questions that are none of the models'.
     if request.param == "native" and not all(
         native.kernel(dtype, 16, 16) for dtype in (torch.float32, torch.bfloat16)
@@ -78,10 +80,9 @@ def asked(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
 
     with stand_in.serving() if request.param == "cuda" else nullcontext():
         # The questions of its own are asked before.
-        for softcap in (None, 2.0) if request.param == "cuda" else ():
-            for dtype in (torch.float32, torch.bfloat16):
-                part = torch.zeros(1, 1, 1, 16, dtype=dtype)
-                assert kernel().serves(one_request([(part, part)], softcap=softcap), part[0])
+        for dtype in (torch.float32, torch.bfloat16) if request.param == "cuda" else ():
+            part = torch.zeros(1, 1, 1, 16, dtype=dtype)
+            assert kernel().serves(one_request([(part, part)]), part[0])
         monkeypatch.setattr(native, "LEAST_KEYS", 1)
         monkeypatch.setattr(kernel, "prepare", recording)
         yield served

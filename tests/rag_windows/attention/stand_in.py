@@ -1,6 +1,6 @@
-"""PyTorch's `varlen_attn` and `flex_attention` on the CPU, as `attention.cuda` relies on them.
+"""PyTorch's `varlen_attn` on the CPU, as `attention.cuda` relies on it.
 
-`varlen` computes each sequence by explicit softmax, and refuses what the documentation, or the
+It computes each sequence by explicit softmax, and refuses what the documentation, or the
 kernels in ATen's flash_api.cpp, do not allow.
 """
 
@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.nn.attention import flex_attention as flexible
 
 from rag_windows.attention import backends, cuda
 
@@ -92,21 +91,11 @@ def check(right: bool, what: str) -> None:
         raise RuntimeError(f"varlen_attn was asked for what it does not take: {what}.")
 
 
-def flex(*asked: Any, **options: Any) -> tuple[Tensor, Tensor]:
-    """`flex_attention` as it is where nothing compiles it: every score, and the mask's function."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(flexible, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True)
-        output, aux = flexible.flex_attention(
-            *asked, return_aux=flexible.AuxRequest(lse=True), **options
-        )
-    return output, aux.lse
-
-
 @contextmanager
 def serving(varlen: Callable[..., Any] | None = None) -> Iterator[None]:
     """Tensors of the CPU are served by the CUDA kernel's stand-in, in all threads."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(cuda.DEVICES, "cpu", cuda.Functions(varlen or Varlen(), flex, DTYPES))
+        patch.setitem(cuda.DEVICES, "cpu", cuda.Functions(varlen or Varlen(), DTYPES))
         patch.setattr(backends, "ORDER", {**backends.ORDER, "cpu": ("cuda",)})
         yield
 

@@ -110,59 +110,44 @@ def test_the_specification_of_items() -> None:
     torch.testing.assert_close(found.parts[0][:, 0, 0], apart)
 
 
-SHAPES = [
-    *itertools.product(
-        [None], [64, 128, 256], [1, 4, 8], [torch.float16, torch.bfloat16, torch.float32]
-    ),
-    # Each is compiled on a GPU.
-    (2.0, 64, 4, torch.float16),
-    (2.0, 128, 4, torch.bfloat16),
-    (2.0, 256, 4, torch.float16),
-    (2.0, 64, 1, torch.bfloat16),
-    (2.0, 64, 8, torch.float32),
-]
-
-
 @EACH
-@pytest.mark.parametrize(("softcap", "dim", "groups", "dtype"), SHAPES)
-def test_windows_of_ragged_lengths(
-    device: str, softcap: float | None, dim: int, groups: int, dtype: torch.dtype
-) -> None:
+@pytest.mark.parametrize("dtype", stand_in.DTYPES, ids=str)
+@pytest.mark.parametrize("groups", [1, 4, 8])
+@pytest.mark.parametrize("dim", [64, 128, 256])
+def test_windows_of_ragged_lengths(device: str, dim: int, groups: int, dtype: torch.dtype) -> None:
     """Of one token and of three, a temperature, parts told apart."""
     if device == "cuda" and dtype == torch.float32:
         pytest.skip("no kernel takes fp32")
     query = queries(device, 3, 2 * groups, dim, dtype)
     parts = Memory(query, 2).parts(LENGTHS)
-    compare([item(parts, [1], softcap, 0.7)], query)
-    compare([item(parts, [2, 0, 1], softcap)], query)
+    compare([item(parts, [1], temperature=0.7)], query)
+    compare([item(parts, [2, 0, 1])], query)
 
 
 @EACH
-@pytest.mark.parametrize("softcap", [None, 2.0])
-def test_everything_together(device: str, softcap: float | None) -> None:
+def test_everything_together(device: str) -> None:
     """A context, a prefix, texts that see themselves, row caches: each with numbers of its own."""
     query = queries(device, 90, 8)
     memory, prefix, rows = Memory(query, 2), Memory(query, 2), Memory(query, 2, heads_first=True)
     between = torch.tensor([3, 0, 70]), torch.tensor([5, 80, 71])
     items = [
-        item(memory.parts(LENGTHS), range(40), softcap, 0.7),
-        item([prefix.part(0, 50)], range(40), softcap),
-        item([prefix.part(60, 33)], range(50, 83), softcap, causal=True),
-        item([prefix.part(100, 20, groups=2)], range(40, 80), softcap, causal=True),
-        item([rows.part(8, 80, groups=3)], [83, 89, 84], softcap, between=between),
+        item(memory.parts(LENGTHS), range(40), temperature=0.7),
+        item([prefix.part(0, 50)], range(40)),
+        item([prefix.part(60, 33)], range(50, 83), causal=True),
+        item([prefix.part(100, 20, groups=2)], range(40, 80), causal=True),
+        item([rows.part(8, 80, groups=3)], [83, 89, 84], between=between),
     ]
     compare(items, query)
 
 
 @EACH
-@pytest.mark.parametrize("softcap", [None, 2.0])
-def test_many_windows(device: str, softcap: float | None, varlen: stand_in.Varlen) -> None:
+def test_many_windows(device: str, varlen: stand_in.Varlen) -> None:
     """As many as make it fold the heads of a lone token itself."""
     query = queries(device, 2, 8)
     parts = Memory(query, 2, 1500).parts([2 + i % 4 for i in range(cuda.BUSY // 2)])
-    compare([item(parts, [1], softcap)], query)
-    compare([item(parts[:3], [1], softcap)], query)
-    if device == "cpu" and softcap is None:
+    compare([item(parts, [1])], query)
+    compare([item(parts[:3], [1])], query)
+    if device == "cpu":
         assert [one["heads"] for one in varlen.calls][-4:] == [2, 2, 8, 8]
 
 
@@ -238,18 +223,17 @@ def test_what_overlaps_is_read_by_several_calls(device: str) -> None:
 
 
 @EACH
-@pytest.mark.parametrize("softcap", [None, 2.0])
 def test_temporary_memory_is_bounded(
-    device: str, softcap: float | None, varlen: stand_in.Varlen, monkeypatch: pytest.MonkeyPatch
+    device: str, varlen: stand_in.Varlen, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Long queries over many windows go in steps; a token's rows, and a text's, stay together."""
     query = queries(device, 90, 4)
     memory, rows = Memory(query, 2), Memory(query, 2)
     between = torch.tensor([3, 0, 5, 1]), torch.tensor([5, 8, 7, 8])
     items = [
-        item(memory.parts(LENGTHS), range(40), softcap),
-        item([rows.part(0, 30)], range(30), softcap, causal=True),
-        item([rows.part(40, 8, groups=4)], range(60, 64), softcap, between=between),
+        item(memory.parts(LENGTHS), range(40)),
+        item([rows.part(0, 30)], range(30), causal=True),
+        item([rows.part(40, 8, groups=4)], range(60, 64), between=between),
     ]
     whole = ask(items, query)
     varlen.calls.clear()
@@ -261,7 +245,7 @@ def test_temporary_memory_is_bounded(
     assert cut.parts is not None
     for one, two in zip([whole.lse, *whole.parts], [cut.lse, *cut.parts], strict=True):
         torch.testing.assert_close(one, two, atol=LSE_TOLERANCE[device], rtol=2e-6)
-    if device == "cpu" and softcap is None:
+    if device == "cpu":
         taken = {one["rows"][-1] * one["heads"] // 4 for one in varlen.calls}
         assert 30 in taken
         # At most a token's rows more than there is room for.
@@ -321,7 +305,7 @@ def test_what_is_not_taken() -> None:
 def test_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
     query = queries("cpu", 1, 4)
     parts = Memory(query, 2).parts((5, 9))
-    for value, served in (("1", [True, True]), ("varlen", [True, False]), ("0", [False, False])):
+    for value, served in (("1", [True, False]), ("0", [False, False])):
         monkeypatch.setenv(cuda.VARIABLE, value)
         assert [BACKEND.serves(item(parts, softcap=cap), query) for cap in (None, 2.0)] == served
 
@@ -357,8 +341,6 @@ def test_it_steps_aside_with_one_warning(
     one = item(Memory(query, 2).parts((5, 9)))
     with stand_in.serving(function):
         assert not any(BACKEND.serves(one, query) for _ in range(3))
-        # FlexAttention is asked for itself.
-        assert BACKEND.serves(replace(one, softcap=2.0), query)
     (record,) = caplog.records
     assert said in record.getMessage()
 
