@@ -12,7 +12,7 @@ from typing import Any, Protocol, cast, runtime_checkable
 
 from rag_windows.cache.keys import fields as joined
 from rag_windows.engine import Engine
-from rag_windows.errors import InputError, LimitError, report_stop_iteration
+from rag_windows.errors import InputError, LimitError
 from rag_windows.guard import FallbackOption, few_short_passages, guard_of
 from rag_windows.methods import Auto, Method, QueryLikelihood, Sequential, linked, window_starts
 from rag_windows.methods.linked import Choose, LinkTokens
@@ -307,8 +307,7 @@ class Request:
 
     def prefill(self, encoder: WindowStore | None = None) -> Prefill[EncodedContext]:
         """Encode what queries of it read, pass by pass."""
-        encoder, report = encoder or self.engine.encoder, self.on_encoded
-        return encoder.prefill(self.plan, None if report is None else report_stop_iteration(report))
+        return (encoder or self.engine.encoder).prefill(self.plan, self.on_encoded)
 
     def encode(self, encoder: WindowStore | None = None) -> EncodedContext:
         """`prefill`, at once."""
