@@ -14,7 +14,7 @@ from rag_windows.cache.keys import fields as joined
 from rag_windows.engine import Engine
 from rag_windows.errors import InputError, LimitError
 from rag_windows.guard import FallbackOption, few_short_passages, guard_of
-from rag_windows.methods import Auto, Method, QueryLikelihood, Sequential, linked, window_starts
+from rag_windows.methods import Auto, Method, QueryLikelihood, Sequential, linked
 from rag_windows.methods.linked import Choose, LinkTokens
 from rag_windows.passage import DOCUMENT_KEYS, Note, Passage, WindowTokens, refuse_single
 from rag_windows.prefill import (
@@ -457,7 +457,13 @@ def check_limits(request: Request, limit: int | None) -> None:
                 f"positions leave {free} beside prefix, query and new tokens. {advice}"
             )
     if isinstance(method.alignment, int):
-        _check_multiples(request, method.alignment, free, limit)
+        last = max((one.start + len(one.ids) - prefix for one in plan.windows), default=0)
+        if last > free:
+            raise LimitError(
+                f"Windows end at multiples of {method.alignment} tokens behind the prefix, the "
+                f"last at {last}, but the model's {limit} positions leave {free} beside prefix, "
+                "query and new tokens. Name a smaller multiple, such as 'aligned:tokens=64+ape'."
+            )
     together = list(accumulate(plan.lengths)) if in_order(method) else []
     for index, tokens in enumerate(together):
         if tokens > free:
@@ -474,24 +480,6 @@ def check_limits(request: Request, limit: int | None) -> None:
         whole = [len(window.before) + len(window.ids) for window in plan.windows]
         named = name if method.windowed else lambda _: "All passages together"
         check_passes(method.refinement, starts, whole, limit, named)
-
-
-def _check_multiples(request: Request, tokens: int, free: int, limit: int) -> None:
-    """Refuse windows that end at a multiple of these tokens which the model does not have."""
-    needed = [len(window.before) + len(window.ids) for window in request.plan.windows]
-
-    def last(multiple: int) -> int:
-        ends = window_starts(multiple, 0, [0] * len(needed), needed)
-        return max(ends, default=0)
-
-    if (reached := last(tokens)) > free:
-        # Each window fits by itself, so the last of these does.
-        fitting = next(one for one in (256, 128, 64, 32, 16, 8, 4, 2, 1) if last(one) <= free)
-        raise LimitError(
-            f"Windows end at multiples of {tokens} tokens behind the prefix, the last at {reached},"
-            f" but the model's {limit} positions leave {free} beside prefix, query and new tokens. "
-            f"Set aligned:tokens={fitting}."
-        )
 
 
 def _check_chosen(selection: QueryLikelihood, request: Request, free: int, limit: int) -> None:

@@ -6,13 +6,12 @@ import copy
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import partial
 
 import pytest
 import torch
 from torch import Tensor
 
-from rag_windows.attention import backends, cuda
+from rag_windows.attention import cuda
 from rag_windows.attention.backends import (
     AttentionAnswer,
     AttentionRequest,
@@ -25,7 +24,6 @@ from tests.rag_windows.attention.asked import request as one_request
 
 from . import dense, engine, tolerances, zoo
 from .cases import CASES, RULES, case, expected, expected_steps
-from .test_threads import THREADS, answer, run_all
 
 # Grouped heads, a soft cap and sliding layers, attention sinks, learned positions, all layers
 # sliding.
@@ -142,16 +140,5 @@ def test_rows_of_a_batch(asked: list[Asked]) -> None:
     context = engine.encoded("llama", one, engine.method(RULES["as used"]))
     answer = lm.generate_ids(context, one.query, max_new_tokens=4, num_beams=3)
     assert reads_windows([one for one in asked if one.tokens == 3], one.windows)
-    with backends.forced("cpu"):
+    with stand_in.forced("cpu"):
         assert lm.generate_ids(context, one.query, max_new_tokens=4, num_beams=3) == answer
-
-
-@pytest.mark.parametrize("name", ["llama", "gpt_oss"])
-def test_threads_equal_serial(name: str, asked: list[Asked]) -> None:
-    lm = engine.shared(name)
-    serial = [answer(lm, number) for number in range(THREADS)]
-    assert asked
-    threaded = run_all([partial(answer, lm, number) for number in range(THREADS)])
-    for (rows, generated), (got_rows, got_generated) in zip(serial, threaded, strict=True):
-        assert tolerances.gap(got_rows, rows) == 0.0
-        assert got_generated == generated

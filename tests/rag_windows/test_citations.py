@@ -18,13 +18,13 @@ from rag_windows import (
     StructuredPrompting,
     WindowedLM,
 )
-from rag_windows.attention import backends
 from rag_windows.attention.weights import WeightRecorder
 from rag_windows.batching.loop import BatchLoop
 from rag_windows.batching.row import Row
 from tests.parity import dense, float64, weighted, zoo
 from tests.parity.weighted import Weighed
 from tests.rag_windows import small
+from tests.rag_windows.attention import stand_in
 
 PREFIX, QUERY = [0, 4, 70], [99, 65, 5, 30]
 WINDOWS = [list(range(80, 95)), [33, 44], list(range(120, 153))]
@@ -87,7 +87,7 @@ def test_weights_are_those_of_the_dense_softmax_at_each_step(
 ) -> None:
     """Sinks, soft caps and sliding layers included."""
     model, (method, dense_rule) = zoo.shared(name), RULES[rule]
-    with backends.forced(backend):
+    with stand_in.forced(backend):
         made = decoded(WindowedLM.from_pretrained(model, tokenizer=None), method)
     for step in range(3):
         shares = made.recorder.average([made.recorder.first_position + step], [0])

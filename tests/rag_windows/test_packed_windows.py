@@ -18,6 +18,7 @@ from rag_windows.errors import CacheError
 from rag_windows.kv import Window, Windows
 from rag_windows.steps.query_attention import AttentionLayout, attention_paid
 from tests.rag_windows import small
+from tests.rag_windows.attention import stand_in
 
 QUESTION = "Where is the mill?"
 PASSAGES = [
@@ -53,9 +54,9 @@ def scores(lm: WindowedLM, method: str) -> list[float]:
 @pytest.mark.parametrize("backend", ["native", "cpu"])
 def test_methods_read_the_same_by_all_backends(method: str, backend: str) -> None:
     lm = reader()
-    with backends.forced("reference"):
+    with stand_in.forced("reference"):
         expected = scores(lm, method)
-    with backends.forced(backend):
+    with stand_in.forced(backend):
         assert scores(lm, method) == pytest.approx(expected, abs=2e-3)
     plain = WindowedLM(of_dtype(torch.float32), small.tokenizer())
     assert scores(lm, method) == pytest.approx(scores(plain, method), rel=0.03)

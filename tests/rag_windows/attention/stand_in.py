@@ -7,7 +7,8 @@ kernels in ATen's flash_api.cpp, do not allow.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import pytest
@@ -92,14 +93,15 @@ def check(right: bool, what: str) -> None:
 
 
 @contextmanager
-def serving(varlen: Callable[..., Any] | None = None) -> Iterator[None]:
-    """Tensors of the CPU are served by the CUDA kernel's stand-in, in all threads."""
+def forced(name: str, varlen: Callable[..., Any] | None = None) -> Iterator[None]:
+    """Tensors of the CPU are served by one backend, and by the reference for the rest.
+
+    In all threads; the backend "cuda" is this stand-in.
+    """
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(cuda.DEVICES, "cpu", cuda.Functions(varlen or Varlen(), DTYPES))
-        patch.setattr(backends, "ORDER", {**backends.ORDER, "cpu": ("cuda",)})
+        patch.setattr(backends, "ORDER", {**backends.ORDER, "cpu": (name,)})
         yield
 
 
-def forced(name: str) -> AbstractContextManager[None]:
-    """One of the backends, and the reference for the rest; "cuda" is this stand-in."""
-    return serving() if name == "cuda" else backends.forced(name)
+serving = partial(forced, "cuda")

@@ -11,6 +11,8 @@ from torch import Tensor
 from rag_windows.attention import backends
 from rag_windows.attention.backends import AttentionRequest, Backend
 
+from . import stand_in
+
 NAMES = [
     "reference",
     "cpu",
@@ -196,7 +198,7 @@ def test_each_request_is_answered_once_by_the_fastest_backend_that_serves_it(oft
         AttentionRequest(parts[:1], 0.3, 2.0),
         AttentionRequest(parts[1:], 0.3, tokens=torch.tensor([2, 0])),
     ]
-    with backends.forced("cpu"):
+    with stand_in.forced("cpu"):
         calls = backends.calls_for(requests, query, often=often)
     assert [places for places, _ in calls] == [[0, 2], [1]]
     for places, call in calls:

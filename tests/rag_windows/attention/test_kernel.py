@@ -25,7 +25,7 @@ from rag_windows.attention import backends, segments
 from rag_windows.attention.native import build, linear
 from rag_windows.attention.native import kernel as native
 
-from . import asked
+from . import asked, stand_in
 from .asked import Pair, exact
 
 Kind = tuple[torch.dtype, int, int]
@@ -403,9 +403,9 @@ def test_it_is_asked_first(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(native.NativeCall, "__call__", recorded)
     answer = attend(asking(), long_part())
-    with backends.forced("cpu"):
+    with stand_in.forced("cpu"):
         expected = attend(asking(), long_part())
-    with backends.forced("native"):
+    with stand_in.forced("native"):
         attend(asking(), long_part(keys=5))  # what it does not take is the reference's
     assert calls == [4]
     for part, wanted in zip(answer, expected, strict=True):
@@ -435,7 +435,7 @@ def left_out(caplog: pytest.LogCaptureFixture, what: str, level: int = logging.I
     with caplog.at_level(logging.INFO, logger="rag_windows"):
         assert not any(native.kernel(*SMALL[0]) for _ in range(3))
         answer = attend(asking(), long_part())
-    with backends.forced("cpu"):
+    with stand_in.forced("cpu"):
         assert all(map(torch.equal, answer, attend(asking(), long_part())))
     (record,) = [record for record in caplog.records if "CPU kernel" in record.msg]
     assert record.levelno == level
