@@ -76,18 +76,6 @@ def test_nothing_to_guard(options: dict[str, Any]) -> None:
     assert (few is not None and few.taken) == (options == {"method": "ensemble"})
 
 
-@pytest.mark.parametrize("guard", [None, SILENT, "sequential"])
-def test_a_stream_is_exactly_the_generation(guard: Any) -> None:
-    whole = ask(guard)
-    chunks = list(
-        small.lm().stream("What?", PASSAGES, max_new_tokens=12, do_sample=False, fallback=guard)
-    )
-    assert "".join(chunk.text for chunk in chunks) == whole.text
-    last = chunks[-1].generation
-    assert last is not None
-    assert (last.token_ids, last.fallback) == (whole.token_ids, whole.fallback)
-
-
 @pytest.mark.parametrize("numbers", [{"passages": -1}, {"tokens": 1.5}])
 def test_numbers_outside_their_domain_are_refused(numbers: dict[str, Any]) -> None:
     with pytest.raises(InputError, match=next(iter(numbers))):

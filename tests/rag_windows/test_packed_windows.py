@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -140,17 +139,6 @@ def test_memory_holds_them_once(tmp_path: Path) -> None:
     for one, found in zip(warm, read.each, strict=True):
         assert found.packed is not None
         assert all(map(torch.equal, one.tensors, found.tensors))
-
-
-def test_some_threads_read_the_same_windows() -> None:
-    lm = reader()
-    expected = lm.generate(QUESTION, PASSAGES, max_new_tokens=8, method="ape").token_ids
-
-    def ask(_: int) -> Any:
-        return lm.generate(QUESTION, PASSAGES, max_new_tokens=8, method="ape").token_ids
-
-    with ThreadPoolExecutor(4) as pool:
-        assert {*pool.map(ask, range(8))} == {expected}
 
 
 def window(*widths: int, dtype: torch.dtype = torch.bfloat16) -> Window:
