@@ -286,7 +286,6 @@ def compared(device: torch.device, most: int, case: Case) -> dict[str, Any]:
 
 BACKENDS = {
     "varlen": r"varlen",
-    "flex": r"flex_attention|flex_decoding",
     "fused": r"_scaled_dot_product_\w+",
     "native": re.escape(native.NAME),
 }
@@ -296,7 +295,7 @@ BACKENDS = {
 def backends_of(names: set[str]) -> str:
     """Which backends answered, by what a profiler saw."""
     found = [name for name, words in BACKENDS.items() if any(re.search(words, n) for n in names)]
-    if "varlen" in found or "flex" in found:
+    if "varlen" in found:
         found = [name for name in found if name != "native"]
     return " + ".join(found) or "reference"
 
@@ -343,7 +342,7 @@ class Profiled(Clock):
 
 
 KINDS = {
-    "attention": r"attend|attention|flash|fmha|varlen|flex",
+    "attention": r"attend|attention|flash|fmha|varlen",
     "linear layers": r"gemm|gemv|cublas|cutlass|nvjet|xmma|splitk|::(add)?mm\b|::linear",
     "copies": r"memcpy|memset|copy|cat(array|_)|::cat\b|::fill",
 }

@@ -6,11 +6,9 @@ All are ``RuntimeError`` subclasses: frameworks above us (LlamaIndex's refine st
 
 from __future__ import annotations
 
-import functools
 import importlib.util
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from difflib import get_close_matches
-from typing import ParamSpec, TypeVar
 
 
 class RagWindowsError(RuntimeError):
@@ -147,20 +145,3 @@ def without_stop_iteration(error: BaseException) -> BaseException:
     )
     report.__cause__ = error
     return report
-
-
-P = ParamSpec("P")
-R = TypeVar("R")
-
-
-def report_stop_iteration(call: Callable[P, R]) -> Callable[P, R]:
-    """The call, which raises a caller's StopIteration as `without_stop_iteration` has it."""
-
-    @functools.wraps(call)
-    def reporting(*args: P.args, **kwargs: P.kwargs) -> R:
-        try:
-            return call(*args, **kwargs)
-        except (StopIteration, StopAsyncIteration) as error:
-            raise without_stop_iteration(error) from error
-
-    return reporting

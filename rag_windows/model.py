@@ -23,7 +23,7 @@ from rag_windows.calibration.compare import KEEP_BYTES, By, Metric, OnProgress, 
 from rag_windows.calibration.profile import ModelFingerprint
 from rag_windows.codebook.book import OnPrepared, PassageBook
 from rag_windows.engine import Engine
-from rag_windows.errors import InputError, report_stop_iteration
+from rag_windows.errors import InputError
 from rag_windows.folders import in_home
 from rag_windows.guard import FallbackOption
 from rag_windows.icl.classifier import (
@@ -288,7 +288,6 @@ class WindowedLM:
         """
         return behind_own_system(self.tokenizer, self.template_kwargs, instruction)
 
-    @report_stop_iteration
     def generate(
         self,
         query: Messages,
@@ -365,7 +364,6 @@ class WindowedLM:
         )
         return Question(self.engine, asked).answer()
 
-    @report_stop_iteration
     def stream(
         self,
         query: Messages,
@@ -391,7 +389,6 @@ class WindowedLM:
         return_annotation="Iterator[Chunk]"
     )
 
-    @report_stop_iteration
     def generate_batch(
         self,
         requests: Sequence[Mapping[str, Any] | BatchRequest],
@@ -405,7 +402,7 @@ class WindowedLM:
         questions. Windows that several questions read are encoded, held and read once, and count
         as cached tokens. When a question is answered, the next one takes its place. Some questions
         are answered one by one, as by `generate`: those with beams, several sequences, assistants,
-        scores or hidden states, or stop_strings; those with an ensemble, a book or a guard.
+        scores or hidden states, or stop_strings; those with an ensemble or a book.
 
         Greedy answers, and sampled answers with a ``seed``, equal those of `generate` up to
         floating-point rounding: in bfloat16 two tokens with nearly equal logits may swap. Without
@@ -461,7 +458,6 @@ class WindowedLM:
             lambda: host.scheduler(max_rows=max_rows, max_bytes=max_bytes),
         )
 
-    @report_stop_iteration
     def warm(
         self,
         passages: Iterable[PassageLike],
@@ -499,7 +495,6 @@ class WindowedLM:
             ttl=ttl,
         )
 
-    @report_stop_iteration
     def warm_from_retriever(self, retriever: object, **options: Any) -> Warmed:
         """Call `warm` with all documents that a retriever, index or store can list.
 
@@ -513,7 +508,6 @@ class WindowedLM:
         """
         return self.warm(passages_of(retriever), **options)
 
-    @report_stop_iteration
     def score(
         self,
         query: Messages,
@@ -537,7 +531,6 @@ class WindowedLM:
         """
         return self.score_batch([query], passages, choices, prefix=prefix, method=method)[0]
 
-    @report_stop_iteration
     def score_batch(
         self,
         queries: Sequence[Messages],
@@ -592,7 +585,6 @@ class WindowedLM:
         **options: Unpack[ClassifyOptions],
     ) -> list[Classification]: ...
 
-    @report_stop_iteration
     def classify(
         self,
         text: str | Sequence[str],
@@ -635,7 +627,6 @@ class WindowedLM:
         found = classify(self.engine, texts, demonstrations, labels, **options)
         return found[0] if isinstance(text, str) else found
 
-    @report_stop_iteration
     def compare(
         self,
         examples: Iterable[Example | Mapping[str, Any]],
@@ -698,7 +689,6 @@ class WindowedLM:
             on_progress=on_progress,
         )
 
-    @report_stop_iteration
     def codebook(
         self,
         method: str | Method | None = None,

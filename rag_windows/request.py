@@ -12,9 +12,9 @@ from typing import Any, Protocol, cast, runtime_checkable
 
 from rag_windows.cache.keys import fields as joined
 from rag_windows.engine import Engine
-from rag_windows.errors import InputError, LimitError, report_stop_iteration
-from rag_windows.guard import FallbackOption, Guard, few_short_passages, guard_of
-from rag_windows.methods import Auto, Method, QueryLikelihood, Sequential, linked, window_starts
+from rag_windows.errors import InputError, LimitError
+from rag_windows.guard import FallbackOption, few_short_passages, guard_of
+from rag_windows.methods import Auto, Method, QueryLikelihood, Sequential, linked
 from rag_windows.methods.linked import Choose, LinkTokens
 from rag_windows.passage import DOCUMENT_KEYS, Note, Passage, WindowTokens, refuse_single
 from rag_windows.prefill import (
@@ -30,6 +30,7 @@ from rag_windows.prompt.builder import Prompt, PromptParts
 from rag_windows.prompt.conversation import Conversation
 from rag_windows.prompt.detokenize import Detokenizer
 from rag_windows.prompt.reasoning import ReasoningFormat
+from rag_windows.results import Fallback
 from rag_windows.sampling import (
     LogprobRecorder,
     check_names,
@@ -148,7 +149,8 @@ class Request:
         plan: what is encoded for it, by its method; `with_method` changes both.
         options: for transformers' generate, ``max_new_tokens`` among them.
         started: ``time.perf_counter()`` at the call.
-        ordinary: with a guard, the request with passages read one after the other, or why not.
+        fallback: what its guard found; where that was ``taken``, this is the request with passages
+            read one after the other.
         reasoning: how its answers divide into reasoning and text; None where all is text.
         removals: which passages are left out afterwards; None for none.
     """
@@ -166,8 +168,7 @@ class Request:
     on_encoded: OnEncoded | None
     started: float
     logprobs: LogprobRecorder | None = None
-    guard: Guard | None = None
-    ordinary: Request | LimitError | None = None
+    fallback: Fallback | None = None
     reasoning: ReasoningFormat | None = None
     removals: Removals | None = None
 
@@ -262,16 +263,21 @@ class Request:
         guard = guard_of(asked.fallback)
         if guard is None or not windows or not method.windowed:
             return request
-        if guard.spread is None and few_short_passages(guard, windows) is None:
+        found = few_short_passages(guard, windows)
+        if found is None:
             return request
-        ordinary: Request | LimitError
         try:
             ordinary = read_by(Sequential())
         except LimitError as error:
-            ordinary = error
-        if removals is not None and isinstance(ordinary, Request):
+            message = (
+                f"Windows may answer worse here, because {found.message}. The passages were "
+                f"read in windows all the same, as one prompt does not hold them: {error}"
+            )
+            return replace(request, fallback=replace(found, taken=False, message=message))
+        if removals is not None:
             ordinary = replace(ordinary, removals=None).noted(_NOT_REMOVED)
-        return replace(request, guard=guard, ordinary=ordinary)
+        message = f"The passages were read one after the other, because {found.message}."
+        return replace(ordinary, fallback=replace(found, message=message))
 
     def noted(self, message: str) -> Request:
         """The same with one more note, about the method."""
@@ -301,8 +307,7 @@ class Request:
 
     def prefill(self, encoder: WindowStore | None = None) -> Prefill[EncodedContext]:
         """Encode what queries of it read, pass by pass."""
-        encoder, report = encoder or self.engine.encoder, self.on_encoded
-        return encoder.prefill(self.plan, None if report is None else report_stop_iteration(report))
+        return (encoder or self.engine.encoder).prefill(self.plan, self.on_encoded)
 
     def encode(self, encoder: WindowStore | None = None) -> EncodedContext:
         """`prefill`, at once."""
@@ -452,7 +457,13 @@ def check_limits(request: Request, limit: int | None) -> None:
                 f"positions leave {free} beside prefix, query and new tokens. {advice}"
             )
     if isinstance(method.alignment, int):
-        _check_multiples(request, method.alignment, free, limit)
+        last = max((one.start + len(one.ids) - prefix for one in plan.windows), default=0)
+        if last > free:
+            raise LimitError(
+                f"Windows end at multiples of {method.alignment} tokens behind the prefix, the "
+                f"last at {last}, but the model's {limit} positions leave {free} beside prefix, "
+                "query and new tokens. Name a smaller multiple, such as 'aligned:tokens=64+ape'."
+            )
     together = list(accumulate(plan.lengths)) if in_order(method) else []
     for index, tokens in enumerate(together):
         if tokens > free:
@@ -469,24 +480,6 @@ def check_limits(request: Request, limit: int | None) -> None:
         whole = [len(window.before) + len(window.ids) for window in plan.windows]
         named = name if method.windowed else lambda _: "All passages together"
         check_passes(method.refinement, starts, whole, limit, named)
-
-
-def _check_multiples(request: Request, tokens: int, free: int, limit: int) -> None:
-    """Refuse windows that end at a multiple of these tokens which the model does not have."""
-    needed = [len(window.before) + len(window.ids) for window in request.plan.windows]
-
-    def last(multiple: int) -> int:
-        ends = window_starts(multiple, 0, [0] * len(needed), needed)
-        return max(ends, default=0)
-
-    if (reached := last(tokens)) > free:
-        # Each window fits by itself, so the last of these does.
-        fitting = next(one for one in (256, 128, 64, 32, 16, 8, 4, 2, 1) if last(one) <= free)
-        raise LimitError(
-            f"Windows end at multiples of {tokens} tokens behind the prefix, the last at {reached},"
-            f" but the model's {limit} positions leave {free} beside prefix, query and new tokens. "
-            f"Set aligned:tokens={fitting}."
-        )
 
 
 def _check_chosen(selection: QueryLikelihood, request: Request, free: int, limit: int) -> None:

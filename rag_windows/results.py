@@ -26,23 +26,20 @@ class TokenLogprob:
     top: tuple[tuple[int, float], ...] = ()
 
 
-Signal = Literal["few short passages", "multi-hop"]
-
-
 @dataclass(frozen=True, slots=True)
 class Fallback:
     """Why the passages were, or should have been, read one after the other.
 
     Attributes:
         signal: the guard's signal that was found.
-        measured: its value: tokens of all passages, or a spread.
+        measured: its value: tokens of all passages.
         threshold: the limit that the value was compared with.
         taken: whether the passages were read one after the other; False where they would not have
             fitted the model's positions and were read in windows instead.
         message: the same as a sentence.
     """
 
-    signal: Signal
+    signal: Literal["few short passages"]
     measured: float
     threshold: float
     taken: bool

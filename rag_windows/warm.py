@@ -86,14 +86,7 @@ def _check_warmable(engine: Engine, passages: Iterable[PassageLike], ttl: float 
             "A header with a passage's number can't be warmed, because the number is only "
             "known with a question. Load the model with header='title' or header='none'."
         )
-    alignment, limit = engine.method.alignment, engine.position_limit
-    if isinstance(alignment, int) and limit is not None and alignment >= limit:
-        raise InputError(
-            f"Windows that end at multiples of {alignment} tokens do not fit the model's {limit} "
-            "positions. Load the model with a smaller multiple, such as "
-            f"'aligned:tokens={max(1, limit // 4)}+ape'."
-        )
-    if not engine.method.windowed or not stands_by_itself(alignment):
+    if not engine.method.windowed or not stands_by_itself(engine.method.alignment):
         raise InputError(
             f"The method {engine.method.name!r} can't be warmed, because a passage's position "
             "depends on the other passages of its request. Load the model with a method "

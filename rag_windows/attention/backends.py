@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple
@@ -308,24 +306,6 @@ BACKENDS: dict[str, Backend] = {
 ORDER: dict[str, tuple[str, ...]] = {"cpu": ("native", "cpu"), "cuda": ("cuda",)}
 """For each type of device, the backends that are asked before the reference, fastest first."""
 
-_FORCED: ContextVar[tuple[str, ...] | None] = ContextVar("rag_windows_backend", default=None)
-
-
-def names(device: str) -> tuple[str, ...]:
-    """Backends that are asked on a type of device, before the reference."""
-    forced = _FORCED.get()
-    return ORDER.get(device, ()) if forced is None else forced
-
-
-@contextmanager
-def forced(name: str) -> Iterator[None]:
-    """Use one of `BACKENDS`, and the reference for the rest, in this thread."""
-    token = _FORCED.set((name,))
-    try:
-        yield
-    finally:
-        _FORCED.reset(token)
-
 
 def calls_for(
     requests: Sequence[AttentionRequest], query: torch.Tensor, *, often: bool = False
@@ -337,7 +317,7 @@ def calls_for(
     """
     made: list[tuple[list[int], PreparedCall]] = []
     left = list(range(len(requests)))
-    for name in (*names(query.device.type), "reference"):
+    for name in (*ORDER.get(query.device.type, ()), "reference"):
         backend = BACKENDS[name]
         # What is too little for a call is found faster than what is served.
         if not left or not (often or backend.pays([requests[i] for i in left])):

@@ -2,9 +2,7 @@
 
 Windows are the splits of a split-KV decode, and their log-sum-exps give the citations. Keys are
 read in place: the sequences of a call lie in one storage, begin at the tokens ``cu_seq_k`` and have
-``seqused_k`` keys, whatever is between them. FlexAttention answers where there is a soft cap; keys
-with gaps between them are copied for it, because it multiplies the gaps, which may hold NaN, by
-zero.
+``seqused_k`` keys, whatever is between them. Soft caps are left to PyTorch's other operations.
 """
 
 from __future__ import annotations
@@ -31,13 +29,13 @@ from rag_windows.attention.backends import (
 )
 from rag_windows.attention.native.build import SingleFlight
 from rag_windows.attention.native.kernel import NAME
-from rag_windows.attention.torch_functions import flex, varlen
+from rag_windows.attention.torch_functions import varlen
 from rag_windows.errors import RagWindowsError
 
 logger = logging.getLogger(__name__)
 
 VARIABLE = "RAG_WINDOWS_CUDA_KERNEL"
-"""Environment variable: "0" leaves all of this out, "varlen" leaves FlexAttention out."""
+"""Environment variable: "0" leaves all of this out."""
 
 MAX_BYTES = 256 * 2**20
 """Temporary memory for the rows of one step of a call; a row is one token's reading of one part.
@@ -52,37 +50,37 @@ kernel folds heads itself, and cuts long sequences."""
 
 
 class Functions(NamedTuple):
-    """PyTorch's `varlen_attn` and `flex_attention` for a type of device, with their log-sum-exps.
+    """PyTorch's `varlen_attn` for a type of device, and the dtypes that it takes.
 
-    Those of ``varlen`` are (rows, heads), as documented, or (heads, rows), as kernels have it.
+    Its log-sum-exps are (rows, heads), as documented, or (heads, rows), as kernels have it.
     """
 
     varlen: Callable[..., Any] = varlen
-    flex: Callable[..., Any] = flex
     dtypes: tuple[torch.dtype, ...] = (torch.float16, torch.bfloat16)
 
 
 DEVICES: dict[str, Functions] = {"cuda": Functions()}
 """By type of device. Tests add "cpu", so that tensors on the CPU are served here."""
 
-Kind = tuple[Functions, torch.device, torch.dtype, int, bool]
-"""Tested before first use: functions, device, dtype, head dim and whether there are soft caps."""
+Kind = tuple[Functions, torch.device, torch.dtype, int]
+"""Tested before first use: functions, device, dtype and head dim."""
 
 
 class CudaBackend(Backend):
-    """Both functions as a backend. Nothing is faster, so a call always pays."""
+    """The function as a backend. Nothing is faster, so a call always pays."""
 
     def serves(self, request: AttentionRequest, query: torch.Tensor) -> bool:
-        """See `Backend.serves`; it takes no mask."""
-        functions, wanted = DEVICES.get(query.device.type), os.environ.get(VARIABLE)
+        """See `Backend.serves`; it takes no mask and no soft cap."""
+        functions = DEVICES.get(query.device.type)
         dim, value_dim = (one.shape[3] for one in request.parts[0])
-        capped = request.softcap is not None
-        if functions is None or wanted == "0" or (capped and wanted == "varlen"):
+        if functions is None or os.environ.get(VARIABLE) == "0":
+            return False
+        if request.mask is not None or request.softcap is not None:
             return False
         if query.dtype not in functions.dtypes or dim > 256 or dim % 8 or value_dim != dim:
             return False
-        kind = functions, query.device, query.dtype, dim, capped
-        return request.mask is None and sound(request, query) and _tried(kind) is not None
+        kind = functions, query.device, query.dtype, dim
+        return sound(request, query) and _tried(kind) is not None
 
     def prepare(self, requests: Sequence[AttentionRequest], query: torch.Tensor) -> PreparedCall:
         """See `Backend.prepare`."""
@@ -91,17 +89,17 @@ class CudaBackend(Backend):
 
 def _try(kind: Kind) -> bool | None:
     """Whether log-sum-exps come with heads first; None, with a warning, if it can't be used."""
-    functions, device, dtype, dim, capped = kind
-    name = f"{'FlexAttention' if capped else 'varlen_attn'} for {dtype}, {dim}, on {device}"
+    functions, device, dtype, dim = kind
+    name = f"varlen_attn for {dtype}, {dim}, on {device}"
     try:
         some = torch.zeros(3, 2, dim, dtype=dtype, device=device)
         cut = torch.tensor([0, 3], dtype=torch.int32, device=device)
-        heads_first = capped or functions.varlen(some, some, some, cut, cut, 3, 3)[1].shape[0] == 2
+        heads_first = functions.varlen(some, some, some, cut, cut, 3, 3)[1].shape[0] == 2
 
         def answer(requests: list[AttentionRequest], query: torch.Tensor) -> AttentionAnswer:
             return CudaCall(requests, query, heads_first)(query, per_part=True)
 
-        right = agrees(answer, device, dtype, (dim, dim), softcap=3.0 if capped else None)
+        right = agrees(answer, device, dtype, (dim, dim), softcap=None)
     except torch.OutOfMemoryError:
         raise
     except (RuntimeError, ValueError, TypeError, AssertionError, ImportError) as error:
@@ -129,13 +127,13 @@ class CudaCall:
         self.key, self.tokens = self.parts[0][0], max(int(own.max()) for own in places) + 1
         self.sizes = [(len(one.parts), len(own)) for one, own in zip(requests, places, strict=True)]
         device, dtype, dim = self.key.device, self.key.dtype, self.key.shape[3]
-        self.functions, self._capped = DEVICES[device.type], requests[0].softcap is not None
-        kind = self.functions, device, dtype, dim, self._capped
+        self.functions = DEVICES[device.type]
+        kind = self.functions, device, dtype, dim
         self.heads_first = _tried(kind) if heads_first is None else heads_first
         shapes = tuple(
             (
                 *(len(one.parts), one.groups, len(own)),
-                (one.scale, one.softcap, one.temperature, one.causal),
+                (one.scale, one.temperature, one.causal),
                 None if one.between is None else torch.stack(one.between).numpy().tobytes(),
             )
             for one, own in zip(requests, places, strict=True)
@@ -175,9 +173,6 @@ class CudaCall:
         if heads not in self._plans:
             _, kv_heads, _, dim = self.key.shape
             row = heads * (dim * (3 * self.key.element_size() + 4) + 16)
-            if self._capped:
-                # A mask has this size before it becomes a block mask.
-                row = max(row, sum(len(key) * key.shape[2] for key, _ in self.parts))
             most = min(max(1, MAX_BYTES // row), MAX_ROWS)
             self._plans[heads] = _plan(*self._asked, (kv_heads, heads // kv_heads, dim), most)
         return self._plans[heads]
@@ -190,15 +185,8 @@ class CudaCall:
         # Folded, the query heads of a kv head are rows, which read its keys once.
         asked = query.unflatten(1, shape).transpose(1, 2) if run.folded else query
         asked = asked.index_select(0, run.rows).flatten(0, asked.dim() - 3)
-        if run.capped:
-            tensors = asked, _picked(key, run.keys), _picked(value, run.keys)
-            made = self.functions.flex(
-                *(one.transpose(0, 1)[None] for one in tensors), **run.options
-            )
-            output, lse = (one[0].transpose(0, 1) for one in made)
-        else:
-            output, lse = self.functions.varlen(asked, key, value, **run.options)
-            lse = lse.T if self.heads_first else lse
+        output, lse = self.functions.varlen(asked, key, value, **run.options)
+        lse = lse.T if self.heads_first else lse
         if not run.folded:
             return output.unflatten(1, shape), lse.unflatten(1, shape)
         output, lse = (one.unflatten(0, (-1, shape[1])).transpose(1, 2) for one in (output, lse))
@@ -257,14 +245,12 @@ def _picked(tensor: torch.Tensor, places: torch.Tensor | None) -> torch.Tensor:
 
 
 class _Run(NamedTuple):
-    """One call: views of a part's storage, keys of these, the rows' tokens."""
+    """One call: views of a part's storage, the rows' tokens."""
 
     part: int
     views: list[Any]
-    keys: torch.Tensor | None
     rows: torch.Tensor
     folded: bool
-    capped: bool
     options: dict[str, Any]
 
 
@@ -295,7 +281,7 @@ def _tables(shapes: tuple[Any, ...], places: bytes) -> Iterator[np.ndarray]:
             start, rest = np.divmod(offset + group * by_group + begin * by_key, by_key)
             layout += [storage, by_head, by_key, rest]
             starts.append(start)
-        text = result + group * (tokens // groups) if kind[3] else -1
+        text = result + group * (tokens // groups) if kind[2] else -1
         of_sequences = starts[1] - starts[0], starts[0], length, text
         columns = *layout, *of_sequences, part + np.arange(parts)[:, None]
         each = np.stack(np.broadcast_arrays(*columns)).repeat(tokens // groups, axis=2)
@@ -351,7 +337,7 @@ def _run(
     table: np.ndarray, sequence: np.ndarray, tokens: np.ndarray, kind: Any, sizes: Any, on: Any
 ) -> _Run:
     """The call of rows of sequences that lie side by side; ``sequence`` marks where each begins."""
-    (kv_heads, groups, dim), (scale, softcap, temperature, causal) = sizes, kind
+    (kv_heads, groups, dim), (scale, temperature, causal) = sizes, kind
     layout, at = table[:, 0].tolist(), np.flatnonzero(sequence)
     starts, lengths, readers = *table[10:12, at], np.diff(np.append(at, len(tokens)))
     ends, base = readers.cumsum(), layout[10]
@@ -360,16 +346,6 @@ def _run(
         ((total, kv_heads, dim), (by_key, by_head, 1), rest + first * by_key)
         for (by_head, by_key, rest), first in ((layout[2:5], base), (layout[6:9], base + layout[9]))
     ]
-    if softcap is not None:
-        keys = lengths.cumsum()
-        picked = on(
-            np.arange(keys[-1]) + (starts - base - keys + lengths).repeat(lengths), of=total
-        )
-        first = (keys - lengths).repeat(readers)
-        seen = np.arange(len(first)) + 1 - at.repeat(readers) if causal else lengths.repeat(readers)
-        options = _capped(on(first), on(first + seen), int(keys[-1]), softcap, temperature)
-        options |= {"scale": scale / softcap, "enable_gqa": groups > 1}
-        return _Run(layout[13], views, picked, rows, False, True, options)
     most = int(readers.max())
     folded = not causal and groups > 1 and (most > 1 or len(at) * kv_heads >= BUSY)
     by = groups if folded else 1
@@ -383,26 +359,7 @@ def _run(
         "enable_gqa": groups > by,
         "seqused_k": on(lengths),
     }
-    return _Run(layout[13], views, None, rows, folded, False, options)
-
-
-def _capped(
-    first: torch.Tensor, end: torch.Tensor, keys: int, softcap: float, temperature: float
-) -> dict[str, Any]:
-    """FlexAttention's arguments for rows that see the keys from ``first`` to before ``end``."""
-    from torch.nn.attention.flex_attention import create_block_mask
-
-    # A tensor, so that nothing is compiled again for another number.
-    factor = torch.tensor(softcap / temperature, dtype=torch.float32, device=first.device)
-
-    def cap(score: torch.Tensor, *_: torch.Tensor) -> torch.Tensor:
-        return torch.tanh(score) * factor
-
-    def sees(_: Any, head: Any, row: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
-        return (key >= first[row]) & (key < end[row])
-
-    mask = create_block_mask(sees, None, None, len(first), keys, first.device)
-    return {"score_mod": cap, "block_mask": mask}
+    return _Run(layout[13], views, rows, folded, options)
 
 
 def _on(places: np.ndarray, device: torch.device, of: int | None = None) -> Any:

@@ -20,7 +20,6 @@ from rag_windows.attention.backends import (
     Part,
     PreparedCall,
     calls_for,
-    names,
 )
 from rag_windows.attention.merge import (
     NO_RESCALING,
@@ -195,7 +194,7 @@ class Segments:
     def __init__(self, segments: Sequence[Segment], tokens: int, *, static: bool = False) -> None:
         self.segments = tuple(segments)
         self._static = static
-        self._prepared: dict[tuple[int, tuple[str, ...]], tuple[list[int], _Calls]] = {}
+        self._prepared: dict[int, tuple[list[int], _Calls]] = {}
         self.results: list[Results] = []
         first = 0
         for role, run in groupby(segments, key=lambda segment: segment.role):
@@ -238,8 +237,7 @@ class Segments:
         near, rows = asked.sliding_window, asked.rows
         if not self._static:
             return self._asked(range(len(self.segments)), asked)
-        key = asked.layer, names(asked.query.device.type)
-        prepared = self._prepared.get(key)
+        prepared = self._prepared.get(asked.layer)
         if prepared is not None and near is None:
             return prepared[1]
         # What a sliding window hides differs from pass to pass.
@@ -247,7 +245,7 @@ class Segments:
         whole = [i for i in every if rows.within(self.segments[i], near)]
         if prepared is None or prepared[0] != whole:
             prepared = whole, self._asked(whole, asked, often=True)
-            self._prepared[key] = prepared
+            self._prepared[asked.layer] = prepared
         calls, cut = prepared[1]
         if len(whole) < len(every):
             more, hidden = self._asked([i for i in every if i not in whole], asked)

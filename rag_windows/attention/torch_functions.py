@@ -1,4 +1,4 @@
-"""PyTorch's attention functions for CUDA devices, as its versions from 2.11 on have them."""
+"""PyTorch's attention function for CUDA devices, as its versions from 2.11 on have it."""
 
 from __future__ import annotations
 
@@ -53,20 +53,3 @@ def _flash(
 def varlen(*asked: Any, **options: Any) -> Any:
     """`torch.nn.attention.varlen.varlen_attn` of torch 2.13, with log-sum-exps."""
     return _varlen_attn()(*asked, **options)
-
-
-@cache
-def _compiled() -> Callable[..., Any]:
-    from torch.nn.attention.flex_attention import flex_attention
-
-    # Sizes of 1 are compiled separately: a few dozen shapes at most. Type stubs lack the limit.
-    compiled: Any = torch.compile
-    return compiled(flex_attention, dynamic=True, recompile_limit=64)
-
-
-def flex(*asked: Any, **options: Any) -> Any:
-    """`torch.nn.attention.flex_attention.flex_attention`, compiled, with log-sum-exps."""
-    from torch.nn.attention.flex_attention import AuxRequest
-
-    output, aux = _compiled()(*asked, return_aux=AuxRequest(lse=True), **options)
-    return output, aux.lse

@@ -24,12 +24,11 @@ from rag_windows.batching.row import served
 from rag_windows.citations import TokenWeights, cited, is_supported, shares_of, statements
 from rag_windows.engine import Engine
 from rag_windows.errors import GenerationError, without_stop_iteration
-from rag_windows.guard import few_short_passages, multi_hop
 from rag_windows.loading import autocast_here
 from rag_windows.prefill import EncodedContext, Prefill, PrefillCancelledError, complete
 from rag_windows.prompt.detokenize import Pieces, cut
 from rag_windows.request import BatchRequest, Removals, Request
-from rag_windows.results import Chunk, Fallback, FinishReason, Generation, Statement, Timings, Usage
+from rag_windows.results import Chunk, FinishReason, Generation, Statement, Timings, Usage
 from rag_windows.sampling import BATCHING, Cancelled, FirstToken, StopStrings
 from rag_windows.steps.removal import Removal
 from rag_windows.threads import Worker
@@ -54,7 +53,7 @@ class Question(Future[Generation]):
         InputError, PromptError, LimitError: the arguments can't be used; nothing was computed.
 
     Attributes:
-        request: the question, checked. Where its guard chose so, that of the ordinary prompt.
+        request: the question, checked.
         engine: what answers it.
         context: variables of the one who asks, in which callbacks run.
         stopped: set when nobody wants more of the answer.
@@ -87,7 +86,6 @@ class Question(Future[Generation]):
         self._encoded_at: float | None = None
         self._usage = Usage(0, 0, 0)
         self._chosen: tuple[int, ...] | None = None
-        self._fallback: Fallback | None = None
         self._put: Callable[[Chunk], None] | None = None
         if on_chunk is None:
             return
@@ -118,7 +116,6 @@ class Question(Future[Generation]):
             self.engine is not self._asked_of
             # Rows of a batch share an attention.
             or self.engine.in_rows
-            or request.guard is not None
             # Its answer is read again for each passage, for which the others should not wait.
             or request.removals is not None
             or request.method.combination is not None
@@ -132,12 +129,9 @@ class Question(Future[Generation]):
     @cached_property
     def need(self) -> Need:
         """Of memory, in tokens."""
-        return need_of(self.request, self._sequences)
-
-    @property
-    def _sequences(self) -> int:
         option = self.engine.decoder.option
-        return max(option(self.request.options, name) or 1 for name in BATCHING)
+        sequences = max(option(self.request.options, name) or 1 for name in BATCHING)
+        return need_of(self.request, sequences)
 
     @cached_property
     def reads(self) -> list[Wanted]:
@@ -160,16 +154,12 @@ class Question(Future[Generation]):
     def _size(self, budget: Budget, windows: int) -> int:
         if not self.exclusive:
             return budget.sizes.batch([self.need], windows, (0, 0))
-        sizes = [budget.sizes.exclusive(self.need, windows)]
-        if isinstance(ordinary := self.request.ordinary, Request):
-            other = need_of(ordinary, self._sequences)
-            sizes.append(budget.sizes.exclusive(other, sum(other.windows)))
-        return max(sizes)
+        return budget.sizes.exclusive(self.need, windows)
 
     def answer(self) -> Generation:
         """Encode and generate by itself, in this thread, and report the answer to its end."""
         try:
-            context = self._encode()
+            context = complete(self.request.prefill_for_query(), self.stopped)
         except PrefillCancelledError:
             generation = self.generation()
         else:
@@ -188,37 +178,6 @@ class Question(Future[Generation]):
         except BaseException as error:  # noqa: BLE001 - handed to the one who waits for it
             free_frames(error)
             return error
-
-    def _encode(self) -> EncodedContext:
-        """What it reads: windows, or one prompt where its guard finds that these may be worse.
-
-        The guard's signals are asked from the cheapest on, and the first that speaks decides.
-        """
-        request, guard = self.request, self.request.guard
-        if guard is None:
-            return complete(request.prefill_for_query(), self.stopped)
-        ordinary = request.ordinary
-        found = few_short_passages(guard, request.parts.windows)
-        if found is None or not isinstance(ordinary, Request):
-            context = complete(request.prefill_for_query(), self.stopped)
-            if found is None:
-                own, query_ids = Cancelled(self.stopped), request.parts.query_ids
-                stopping = [*(request.options.get("stopping_criteria") or []), own]
-                found = multi_hop(guard, self.engine.decoder, context, query_ids, stopping)
-            if found is None or self.stopped.is_set():
-                return context
-            if not isinstance(ordinary, Request):
-                message = (
-                    f"Windows may answer worse here, because {found.message}. The passages were "
-                    f"read in windows all the same, as one prompt does not hold them: {ordinary}"
-                )
-                self._fallback = replace(found, taken=False, message=message)
-                return context
-            del context  # frees the windows' keys for those of the whole prompt
-        context = complete(ordinary.prefill(), self.stopped)
-        message = f"The passages were read one after the other, because {found.message}."
-        self.request, self._fallback = ordinary, replace(found, message=message)
-        return context
 
     def _generate(self, context: EncodedContext) -> Generation:
         """Let transformers' own loop generate behind what was read."""
@@ -331,7 +290,7 @@ class Question(Future[Generation]):
             query_mass=query_mass,
             notes=parts.notes,
             windows=windows,
-            fallback=self._fallback,
+            fallback=request.fallback,
             logprobs=None if request.logprobs is None else request.logprobs.tokens(ids),
             raw=raw,
             reasoning=reasoning,

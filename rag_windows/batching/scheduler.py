@@ -14,7 +14,7 @@ from rag_windows.batching.budget import Budget
 from rag_windows.batching.questions import OnChunk, Question
 from rag_windows.cache.passage_cache import Size
 from rag_windows.engine import Engine
-from rag_windows.errors import GenerationError, report_stop_iteration
+from rag_windows.errors import GenerationError
 from rag_windows.request import BatchRequest
 from rag_windows.results import Chunk, Generation
 from rag_windows.sampling import whole_number
@@ -75,7 +75,6 @@ class Scheduler:
         self._exclusive_threads: set[threading.Thread] = set()
         self._worker: threading.Thread | None = None
 
-    @report_stop_iteration
     def submit(
         self,
         request: Mapping[str, Any] | BatchRequest,
@@ -116,7 +115,6 @@ class Scheduler:
             self._take(question, idle=self._is_idle(idle or lone))
         return question
 
-    @report_stop_iteration
     def answer(
         self,
         request: Mapping[str, Any] | BatchRequest,

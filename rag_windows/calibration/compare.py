@@ -30,7 +30,7 @@ from rag_windows.calibration.profile import (
 )
 from rag_windows.calibration.words import contains
 from rag_windows.engine import Engine
-from rag_windows.errors import InputError, MethodError, report_stop_iteration
+from rag_windows.errors import InputError, MethodError
 from rag_windows.methods import APE, PCED, PCW, Auto, Method, Sequential, resolve, stands_by_itself
 from rag_windows.methods.mateicl import SCHEDULES
 from rag_windows.methods.registry import numbers_of, spelled, with_parameters
@@ -341,7 +341,7 @@ class _Measuring:
         return tuple(decoded.sequences[0]), (first.seen_at or time.perf_counter()) - begun
 
     def _counted(self, what: str, items: Sequence[T]) -> Iterator[T]:
-        report = report_stop_iteration(self.on_progress or (lambda *_: None))
+        report = self.on_progress or (lambda *_: None)
         for done, item in enumerate(items):
             report(what, done, len(items))
             yield item

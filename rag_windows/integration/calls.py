@@ -14,7 +14,7 @@ from rag_windows.batching.questions import OnChunk, Question, received
 from rag_windows.errors import (
     CancelledGenerationError,
     GenerationTimeoutError,
-    report_stop_iteration,
+    without_stop_iteration,
 )
 from rag_windows.model import WindowedLM
 from rag_windows.request import BatchRequest, PassageLike, Request
@@ -257,5 +257,11 @@ def _whole(generation: Generation) -> Generation:
 
 
 async def _in_thread(work: Callable[[], T]) -> T:
-    # A StopIteration becomes another error: no future can carry one.
-    return await asyncio.to_thread(report_stop_iteration(work))
+    def run() -> T:
+        try:
+            return work()
+        except (StopIteration, StopAsyncIteration) as error:
+            # No future can carry one.
+            raise without_stop_iteration(error) from error
+
+    return await asyncio.to_thread(run)

@@ -7,7 +7,6 @@ from rag_windows.methods.base import Alignment as Alignment
 from rag_windows.methods.base import Method as Method
 from rag_windows.methods.base import query_bias as query_bias
 from rag_windows.methods.base import stands_by_itself as stands_by_itself
-from rag_windows.methods.base import window_starts as window_starts
 from rag_windows.methods.codebook import Codebook as Codebook
 from rag_windows.methods.composed import Composed as Composed
 from rag_windows.methods.composed import chain as chain

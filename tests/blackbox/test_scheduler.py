@@ -179,7 +179,7 @@ def test_others_are_answered_while_a_long_question_is_encoded(
     assert text == small_lm.generate(**asked, query="All?").text
 
 
-@pytest.mark.parametrize("kind", [{}, {"fallback": "sequential"}, {"cache": True}])
+@pytest.mark.parametrize("kind", [{}, {"method": "ensemble"}, {"cache": True}])
 def test_cancelling_counts_while_passages_are_encoded(
     small_lm: WindowedLM, kind: dict[str, Any]
 ) -> None:

@@ -174,7 +174,8 @@ def test_a_call_ends_when_a_callback_raises_stop_iteration(
     model = caller.kind(lm=small.wrapped(**of_model))
     of_call = {key: value for key, value in options.items() if key != "header"}
     asking = caller.ask(model, "Who?", ["One two three.", "Four five six."], **of_call)
-    with pytest.raises(GenerationError, match="StopIteration"):
+    # Of what encodes, which is a generator, Python itself makes a RuntimeError.
+    with pytest.raises(RuntimeError, match="StopIteration"):
         asyncio.run(asyncio.wait_for(asking, timeout=20))
 
 

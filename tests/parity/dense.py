@@ -5,16 +5,19 @@ whose attention is a softmax over explicit log weights:
 
 - a token of the prefix sees the prefix up to itself; a token of a window sees the prefix and its
   own window up to itself; a token of the query sees everything up to itself;
-- positions: prefix 0..p-1, each window from p, query from p + longest window;
+- positions: prefix 0..p-1, each window from p, query from p + longest window; or each window up to
+  a multiple of `every` tokens behind p, and the query from the last of these;
 - a sliding layer sees a key where position(query) - position(key) < reach;
 - rows of the query weigh a context key by `logit / T - l + L`, where `l` is the logsumexp of the
-  context's `logit / T` and `L` the context's rescaled one; all other rows and keys by `logit`;
+  context's `logit / T` and `L` the context's rescaled one, and a key of the query as `weight` such
+  keys; all other rows and keys by `logit`;
 - a sink is one more weight with no value.
 """
 
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -31,11 +34,16 @@ Form = Literal["as used", "as printed", "fixed ratio"]
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """The context's rescaling: temperature T, scale S and how S enters. T = S = 1 is PCW."""
+    """The context's rescaling: temperature T, scale S and how S enters. T = S = 1 is PCW.
+
+    How often the query's keys count for rows of the query, and of what windows end at a multiple.
+    """
 
     temperature: float = 1.0
     scale: float = 1.0
     form: Form = "as used"
+    weight: float = 1.0
+    every: int = 0
 
     def context_lse(self, lse: Tensor) -> Tensor:
         """The rescaled logsumexp `L` of the context, from `lse` of its `logit / T`."""
@@ -83,11 +91,18 @@ class Packed:
         return seen
 
 
-def pack(prefix: Sequence[int], windows: Sequence[Sequence[int]], query: Sequence[int]) -> Packed:
+def pack(
+    prefix: Sequence[int],
+    windows: Sequence[Sequence[int]],
+    query: Sequence[int],
+    every: int = 0,
+) -> Packed:
     """Lay all tokens out in one row, with the positions of the design."""
     start = len(prefix)
-    query_start = start + max((len(window) for window in windows), default=0)
-    parts = [(prefix, 0), *((window, start) for window in windows), (query, query_start)]
+    ends = [start + (-(-len(own) // every) * every if every else len(own)) for own in windows]
+    starts = [end - len(own) for end, own in zip(ends, windows, strict=True)]
+    query_start = max(ends, default=start)
+    parts = [(prefix, 0), *zip(windows, starts, strict=True), (query, query_start)]
     ids: list[int] = []
     positions: list[int] = []
     segments: list[int] = []
@@ -110,6 +125,8 @@ def weights(logits: Tensor, sinks: Tensor | None, seen: Tensor, row: Row, rule: 
     # Rows that see no context have lse = -inf; any finite number keeps their arithmetic clean.
     lse = lse.masked_fill(lse.isinf(), 0.0)
     log_weights = torch.where(context, inside - lse + rule.context_lse(lse), logits)
+    own = row.rows & row.rows[:, None]
+    log_weights = torch.where(own, log_weights + math.log(rule.weight), log_weights)
     if sinks is not None:
         column = sinks.to(logits).view(1, -1, 1, 1).expand(*logits.shape[:3], 1)
         log_weights = torch.cat([log_weights, column], dim=-1)
@@ -133,7 +150,7 @@ def logits(
 
     `sliding` gives the reach of each layer, None for full attention.
     """
-    packed = pack(prefix, windows, query)
+    packed = pack(prefix, windows, query, rule.every)
     return forward(model, sliding, packed, functools.partial(mixed, row=packed, rule=rule))
 
 

@@ -14,7 +14,7 @@ from transformers import DynamicCache, PreTrainedModel
 from rag_windows import PCW, DeepThinking, Method, Sequential, StructuredPrompting, WindowedLM
 
 from . import dense, engine, float64, tolerances, zoo
-from .cases import Case, case, expected
+from .cases import Case, case
 from .zoo import Entry
 
 Layers = list[tuple[Tensor, Tensor]]
@@ -256,48 +256,12 @@ def test_logits_of_a_query(name: str) -> None:
     assert tolerances.gap(rows, engine.logits(name, FEW, PCW())) > 100 * tolerances.MATTERS
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_the_reference_without_steps_is_the_dense_one(name: str) -> None:
-    """Two references written apart agree, so neither is wrong alone."""
-    rows = reference(name, FEW, FEW.windows, Update(0, 0.1, 0.0, True))
-    tolerances.agree(rows, expected(name, FEW))
-
-
-def test_each_number_matters() -> None:
-    """A pass, its step, its momentum and its positions all show in the keys."""
-    one = LAYOUTS["prefix"]
-    rules = [
-        Update(2, 0.1, 0.0, True),
-        Update(3, 0.1, 0.0, True),
-        Update(2, 0.2, 0.0, True),
-        Update(2, 0.1, 0.9, True),
-        Update(2, 0.1, 0.0, False),
-    ]
-    first, *others = [
-        windows_of(engine.shared("llama"), one, method(rule))[0][1][0] for rule in rules
-    ]
-    assert all(tolerances.gap(other, first) > tolerances.MATTERS for other in others)
-
-
-def test_a_whole_step_takes_the_pass_itself() -> None:
-    check("llama", FEW, Update(2, 1.0, 0.0, True))
-
-
 @pytest.mark.parametrize("continued", [True, False])
 def test_read_one_after_the_other_the_passages_are_one_refined_window(continued: bool) -> None:
     one, rule = LAYOUTS["prefix"], Update(2, 0.2, 0.5, continued)
     flat = [token for window in one.windows for token in window]
     rows = engine.logits("qwen3", one, method(rule, Sequential()))
     tolerances.agree(rows, reference("qwen3", one, [flat], rule))
-
-
-def test_a_window_is_refined_alone_whatever_stands_beside_it() -> None:
-    one, by = LAYOUTS["prefix"], method(UPDATES["continue, momentum 0.9"])
-    lm = engine.shared("llama")
-    together = windows_of(lm, one, by)
-    for index, window in enumerate(one.windows):
-        single = Case(one.prefix, [window], one.query)
-        compare(together[index], windows_of(lm, single, by)[0])
 
 
 def test_bf16_moves_by_steps_that_bf16_alone_would_round_away() -> None:

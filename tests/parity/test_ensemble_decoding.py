@@ -1,9 +1,8 @@
-"""An ensemble through transformers' own loop: every way of decoding, many threads, small passes."""
+"""An ensemble through transformers' own loop: every way of decoding, and small passes."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -104,30 +103,6 @@ def test_small_passes_change_nothing(
     again, small = engine.decode(lm, context, one.query, 3)
     assert again == tokens
     tolerances.agree(small, steps)
-
-
-def test_threads_equal_serial() -> None:
-    """Different ensembles, and other methods beside them, on one model at once."""
-    lm = engine.wrap(zoo.build(zoo.BY_NAME["llama"]))
-    names = [*RULES, *RULES]
-
-    def answer(number: int) -> tuple[torch.Tensor, list[int]]:
-        torch.set_num_threads(1)
-        one = case(number % 3 * 2, tuple(1 + (number * 7 + 5 * i) % 19 for i in range(4)), 4)
-        method = RULES[names[number]] if number % 4 < 3 else PCW()
-        scores = test_ensemble.SCORES
-        context = lm.encode_ids(one.prefix, one.windows, method=method, scores=scores)
-        return (
-            lm.logits(context, one.query),
-            lm.generate_ids(context, one.query, max_new_tokens=4, seed=number, do_sample=True),
-        )
-
-    serial = [answer(number) for number in range(8)]
-    with ThreadPoolExecutor(8) as pool:
-        threaded = list(pool.map(answer, range(8)))
-    for (rows, tokens), (got_rows, got_tokens) in zip(serial, threaded, strict=True):
-        assert tolerances.gap(got_rows, rows) == 0.0
-        assert got_tokens == tokens
 
 
 def test_no_windows_is_the_plain_model() -> None:

@@ -6,13 +6,12 @@ import copy
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import partial
 
 import pytest
 import torch
 from torch import Tensor
 
-from rag_windows.attention import backends, cuda
+from rag_windows.attention import cuda
 from rag_windows.attention.backends import (
     AttentionAnswer,
     AttentionRequest,
@@ -25,7 +24,6 @@ from tests.rag_windows.attention.asked import request as one_request
 
 from . import dense, engine, tolerances, zoo
 from .cases import CASES, RULES, case, expected, expected_steps
-from .test_threads import THREADS, answer, run_all
 
 # Grouped heads, a soft cap and sliding layers, attention sinks, learned positions, all layers
 # sliding.
@@ -57,6 +55,8 @@ def readings(request: AttentionRequest, query: Tensor) -> Iterator[Asked]:
 def asked(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Asked]]:
     """What the kernel answers, however few keys there are; that for GPUs on its stand-in."""
     kernel: type[Backend] = cuda.CudaBackend if request.param == "cuda" else native.NativeBackend
+    if request.param == "cuda" and request.node.callspec.params.get("name") == "gemma2":
+        pytest.skip("soft caps are left to PyTorch's other operations")
     # It is compared with the reference first, with questions that are none of the models'.
     if request.param == "native" and not all(
         native.kernel(dtype, 16, 16) for dtype in (torch.float32, torch.bfloat16)
@@ -78,10 +78,9 @@ def asked(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
 
     with stand_in.serving() if request.param == "cuda" else nullcontext():
         # The questions of its own are asked before.
-        for softcap in (None, 2.0) if request.param == "cuda" else ():
-            for dtype in (torch.float32, torch.bfloat16):
-                part = torch.zeros(1, 1, 1, 16, dtype=dtype)
-                assert kernel().serves(one_request([(part, part)], softcap=softcap), part[0])
+        for dtype in (torch.float32, torch.bfloat16) if request.param == "cuda" else ():
+            part = torch.zeros(1, 1, 1, 16, dtype=dtype)
+            assert kernel().serves(one_request([(part, part)]), part[0])
         monkeypatch.setattr(native, "LEAST_KEYS", 1)
         monkeypatch.setattr(kernel, "prepare", recording)
         yield served
@@ -141,16 +140,5 @@ def test_rows_of_a_batch(asked: list[Asked]) -> None:
     context = engine.encoded("llama", one, engine.method(RULES["as used"]))
     answer = lm.generate_ids(context, one.query, max_new_tokens=4, num_beams=3)
     assert reads_windows([one for one in asked if one.tokens == 3], one.windows)
-    with backends.forced("cpu"):
+    with stand_in.forced("cpu"):
         assert lm.generate_ids(context, one.query, max_new_tokens=4, num_beams=3) == answer
-
-
-@pytest.mark.parametrize("name", ["llama", "gpt_oss"])
-def test_threads_equal_serial(name: str, asked: list[Asked]) -> None:
-    lm = engine.shared(name)
-    serial = [answer(lm, number) for number in range(THREADS)]
-    assert asked
-    threaded = run_all([partial(answer, lm, number) for number in range(THREADS)])
-    for (rows, generated), (got_rows, got_generated) in zip(serial, threaded, strict=True):
-        assert tolerances.gap(got_rows, rows) == 0.0
-        assert got_generated == generated

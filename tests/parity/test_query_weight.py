@@ -1,4 +1,4 @@
-"""Methods that weigh the query against a dense float64 softmax over explicit copies or weights."""
+"""Methods that weigh the query against a dense float64 softmax over weighed keys."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import torch
 
 from rag_windows import PCW, Aligned, MateICL, Method, StructuredPrompting
 
-from . import engine, tolerances, weighted, zoo
-from .cases import CASES, Case, case
-from .weighted import Weighed
+from . import dense, engine, tolerances, zoo
+from .cases import CASES, case, expected, expected_steps
+from .dense import Rule
 
 NAMES = [
     "llama",
@@ -24,15 +24,21 @@ NAMES = [
     "gemma3_text-sliding",
     "gpt_oss",
 ]
-METHODS: dict[str, tuple[Method, Callable[[int], Weighed]]] = {
-    "structured prompting": (StructuredPrompting(), lambda n: Weighed(copies=n, right=True)),
-    "mateicl, 3": (MateICL(3), lambda n: Weighed(copies=3)),
-    "mateicl, sqrt": (MateICL(), lambda n: Weighed(weight=math.sqrt(n))),
-    "mateicl, a function": (MateICL(lambda n: 0.4 * n), lambda n: Weighed(weight=0.4 * n)),
-    "aligned": (Aligned(8), lambda _: Weighed(every=8)),
+METHODS: dict[str, tuple[Method, Callable[[Sequence[Sequence[int]]], Rule]]] = {
+    "structured prompting": (
+        StructuredPrompting(),
+        lambda windows: Rule(weight=len(windows), every=max(map(len, windows))),
+    ),
+    "mateicl, 3": (MateICL(3), lambda _: Rule(weight=3)),
+    "mateicl, sqrt": (MateICL(), lambda windows: Rule(weight=math.sqrt(len(windows)))),
+    "mateicl, a function": (
+        MateICL(lambda n: 0.4 * n),
+        lambda windows: Rule(weight=0.4 * len(windows)),
+    ),
+    "aligned": (Aligned(8), lambda _: Rule(every=8)),
     "aligned structured prompting": (
         Aligned(64, reader=StructuredPrompting()),
-        lambda n: Weighed(copies=n, every=64),
+        lambda windows: Rule(weight=len(windows), every=64),
     ),
 }
 PREFILLS = [
@@ -56,15 +62,10 @@ STEPS = [
 ]
 
 
-def expected(name: str, one: Case, rule: Weighed, more: Sequence[int] = ()) -> torch.Tensor:
-    entry, query = zoo.BY_NAME[name], [*one.query, *more]
-    return weighted.run(zoo.shared(name), entry.sliding, one.prefix, one.windows, query, rule)[0]
-
-
 @pytest.mark.parametrize(("name", "method", "which"), PREFILLS)
 def test_prefill(name: str, method: str, which: str) -> None:
     (ours, rule), one = METHODS[method], CASES[which]
-    tolerances.agree(engine.logits(name, one, ours), expected(name, one, rule(len(one.windows))))
+    tolerances.agree(engine.logits(name, one, ours), expected(name, one, rule(one.windows)))
 
 
 @pytest.mark.parametrize(("name", "method"), STEPS)
@@ -72,8 +73,17 @@ def test_each_decoded_step(name: str, method: str) -> None:
     """Generated tokens are part of the weighed query; far enough to leave a sliding reach."""
     (ours, rule), forced = METHODS[method], zoo.ids(12, 99)
     one = case(5, (1, 7, 12), 3, seed=31)
-    reference = expected(name, one, rule(3), forced[:-1])[len(one.query) - 1 :]
+    reference = expected_steps(name, one, rule(one.windows), forced)
     tolerances.agree(engine.steps(name, one, ours, forced), reference)
+
+
+def test_a_weight_is_as_many_copies() -> None:
+    """A key of each of two windows and one of the query, which stands there three times."""
+    packed = dense.pack([], [[1], [2]], [3])
+    logits = torch.tensor([0.3, -0.2, 0.1], dtype=torch.float64).expand(1, 1, 3, 3)
+    row = dense.weights(logits, None, packed.visible(None), packed, Rule(weight=3))[0, 0, 2]
+    copied = logits[0, 0, 2, [0, 1, 2, 2, 2]].softmax(-1)
+    torch.testing.assert_close(row, torch.cat([copied[:2], copied[2:].sum(-1, keepdim=True)]))
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -85,7 +95,7 @@ def test_the_weight_matters(method: str) -> None:
 
 @pytest.mark.parametrize("name", ["gpt2", "gemma3_text-sliding"])
 def test_the_alignment_matters(name: str) -> None:
-    rules = Weighed(copies=4, right=False), Weighed(copies=4, right=True)
+    rules = Rule(weight=4), Rule(weight=4, every=33)
     rows = [expected(name, CASES["ragged"], rule) for rule in rules]
     assert tolerances.gap(*rows) > tolerances.MATTERS
 

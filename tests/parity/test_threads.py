@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from rag_windows import Method, Sequential, WindowedLM
+from rag_windows import Linked, Method, Sequential, WindowedLM
 
 from . import dense, engine, tolerances, zoo
 from .cases import Case, case
@@ -30,6 +30,8 @@ def job(number: int) -> tuple[Case, Method]:
     one = case(number % 4 * 3, lengths, 2 + number % 6, seed=100 + 13 * number)
     if number % 8 == 7:
         return one, Sequential()
+    if number % 8 == 5:
+        return one, Linked(0.5)
     if number % 8 == 3:
         return one, engine.method(Rule())
     rule = Rule(0.5 + 0.05 * number, 0.6 + 0.04 * number, FORMS[number % 3])

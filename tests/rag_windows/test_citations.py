@@ -17,14 +17,13 @@ from rag_windows import (
     StructuredPrompting,
     WindowedLM,
 )
-from rag_windows.attention import backends
 from rag_windows.attention.weights import WeightRecorder
 from rag_windows.batching.loop import BatchLoop
 from rag_windows.batching.row import Row
 from rag_windows.steps.head_shares import head_shares
-from tests.parity import dense, float64, weighted, zoo
-from tests.parity.weighted import Weighed
+from tests.parity import dense, float64, zoo
 from tests.rag_windows import small
+from tests.rag_windows.attention import stand_in
 
 PREFIX, QUERY = [0, 4, 70], [99, 65, 5, 30]
 WINDOWS = [list(range(80, 95)), [33, 44], list(range(120, 153))]
@@ -34,8 +33,8 @@ RULES: dict[str, tuple[Method, Any]] = {
     "ape": (APE(0.7, 0.8), dense.Rule(0.7, 0.8)),
     "ape as printed": (APE(0.7, 0.8, "as printed"), dense.Rule(0.7, 0.8, "as printed")),
     "ape fixed ratio": (APE(1.3, 0.4, "fixed ratio"), dense.Rule(1.3, 0.4, "fixed ratio")),
-    "structured prompting": (StructuredPrompting(), Weighed(copies=3, right=True)),
-    "mateicl": (MateICL(0.6), Weighed(weight=0.6)),
+    "structured prompting": (StructuredPrompting(), dense.Rule(weight=3, every=33)),
+    "mateicl": (MateICL(0.6), dense.Rule(weight=0.6)),
 }
 
 
@@ -43,9 +42,6 @@ def reference(
     model: Any, sliding: Any, rule: Any, query: list[int], prefix: list[int] = PREFIX
 ) -> torch.Tensor:
     """(windows + 2,) mean over layers and heads of the last row's weights, without the sink."""
-    if isinstance(rule, Weighed):
-        _, packed, kept = weighted.run(model, sliding, prefix, WINDOWS, query, rule)
-        return weighted.shares(packed, kept)
     return by_head(model, sliding, rule, query, prefix).mean(dim=(0, 1))
 
 
@@ -87,7 +83,7 @@ def test_weights_are_those_of_the_dense_softmax_at_each_step(
 ) -> None:
     """Sinks, soft caps and sliding layers included."""
     model, (method, dense_rule) = zoo.shared(name), RULES[rule]
-    with backends.forced(backend):
+    with stand_in.forced(backend):
         made = decoded(WindowedLM.from_pretrained(model, tokenizer=None), method)
     for step in range(3):
         shares = made.recorder.average([made.recorder.first_position + step], [0])
@@ -99,7 +95,7 @@ def test_weights_are_those_of_the_dense_softmax_at_each_step(
 def test_weights_without_a_prefix_where_the_query_is_weighed() -> None:
     recorder = decoded(small.lm(), MateICL(3), prefix=[]).recorder
     shares = recorder.average([recorder.first_position], [0])
-    expected = reference(small.model(), FULL, Weighed(copies=3), QUERY, prefix=[])
+    expected = reference(small.model(), FULL, dense.Rule(weight=3), QUERY, prefix=[])
     assert torch.allclose(shares, expected, atol=1e-5)
 
 

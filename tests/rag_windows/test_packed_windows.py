@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -18,6 +17,7 @@ from rag_windows.errors import CacheError
 from rag_windows.kv import Window, Windows
 from rag_windows.steps.query_attention import AttentionLayout, attention_paid
 from tests.rag_windows import small
+from tests.rag_windows.attention import stand_in
 
 QUESTION = "Where is the mill?"
 PASSAGES = [
@@ -53,9 +53,9 @@ def scores(lm: WindowedLM, method: str) -> list[float]:
 @pytest.mark.parametrize("backend", ["native", "cpu"])
 def test_methods_read_the_same_by_all_backends(method: str, backend: str) -> None:
     lm = reader()
-    with backends.forced("reference"):
+    with stand_in.forced("reference"):
         expected = scores(lm, method)
-    with backends.forced(backend):
+    with stand_in.forced(backend):
         assert scores(lm, method) == pytest.approx(expected, abs=2e-3)
     plain = WindowedLM(of_dtype(torch.float32), small.tokenizer())
     assert scores(lm, method) == pytest.approx(scores(plain, method), rel=0.03)
@@ -139,17 +139,6 @@ def test_memory_holds_them_once(tmp_path: Path) -> None:
     for one, found in zip(warm, read.each, strict=True):
         assert found.packed is not None
         assert all(map(torch.equal, one.tensors, found.tensors))
-
-
-def test_some_threads_read_the_same_windows() -> None:
-    lm = reader()
-    expected = lm.generate(QUESTION, PASSAGES, max_new_tokens=8, method="ape").token_ids
-
-    def ask(_: int) -> Any:
-        return lm.generate(QUESTION, PASSAGES, max_new_tokens=8, method="ape").token_ids
-
-    with ThreadPoolExecutor(4) as pool:
-        assert {*pool.map(ask, range(8))} == {expected}
 
 
 def window(*widths: int, dtype: torch.dtype = torch.bfloat16) -> Window:

@@ -31,6 +31,9 @@ PASSAGES: list[PassageLike] = [
         {"prompt_lookup_num_tokens": 3},
         {"prompt_lookup_num_tokens": 3, "stop": ["e", "xyz"]},
         {"method": "sequential"},
+        {"method": "ensemble"},
+        {"method": "ensemble", "num_beams": 2},
+        {"fallback": "sequential"},
         {"passages": ()},
     ],
 )
@@ -44,7 +47,7 @@ def test_a_stream_is_exactly_the_generation(options: dict[str, Any]) -> None:
     last = chunks[-1].generation
     assert last is not None
     assert (last.text, last.token_ids) == (whole.text, whole.token_ids)
-    assert last.finish_reason == whole.finish_reason
+    assert (last.finish_reason, last.fallback) == (whole.finish_reason, whole.fallback)
 
 
 @pytest.mark.parametrize("shared", [False, True], ids=["stream", "scheduler"])

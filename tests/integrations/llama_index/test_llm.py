@@ -112,7 +112,7 @@ def test_serialization_gives_the_same_llm_again() -> None:
         max_window_tokens=200,
         stopping_ids=[3],
         link_tokens=0.2,
-        fallback=Guard(passages=7, spread=0.5),
+        fallback=Guard(passages=7, tokens=512),
     )
     data = model.to_dict()
     assert "hf_secret" not in json.dumps(data)

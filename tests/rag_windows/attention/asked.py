@@ -36,7 +36,7 @@ def exact(
     wide = []
     for one in asked:
         parts = [(key.to(dtype), value.to(dtype)) for key, value in parts_of(one, dtype)]
-        mask = None
+        mask = one.mask
         if one.causal:
             # The kernel in C is also made for texts that are cut, which nobody asks for.
             rows = len(one.places(query)) // one.groups

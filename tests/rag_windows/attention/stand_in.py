@@ -1,19 +1,19 @@
-"""PyTorch's `varlen_attn` and `flex_attention` on the CPU, as `attention.cuda` relies on them.
+"""PyTorch's `varlen_attn` on the CPU, as `attention.cuda` relies on it.
 
-`varlen` computes each sequence by explicit softmax, and refuses what the documentation, or the
+It computes each sequence by explicit softmax, and refuses what the documentation, or the
 kernels in ATen's flash_api.cpp, do not allow.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
-from torch.nn.attention import flex_attention as flexible
 
 from rag_windows.attention import backends, cuda
 
@@ -92,25 +92,16 @@ def check(right: bool, what: str) -> None:
         raise RuntimeError(f"varlen_attn was asked for what it does not take: {what}.")
 
 
-def flex(*asked: Any, **options: Any) -> tuple[Tensor, Tensor]:
-    """`flex_attention` as it is where nothing compiles it: every score, and the mask's function."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(flexible, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True)
-        output, aux = flexible.flex_attention(
-            *asked, return_aux=flexible.AuxRequest(lse=True), **options
-        )
-    return output, aux.lse
-
-
 @contextmanager
-def serving(varlen: Callable[..., Any] | None = None) -> Iterator[None]:
-    """Tensors of the CPU are served by the CUDA kernel's stand-in, in all threads."""
+def forced(name: str, varlen: Callable[..., Any] | None = None) -> Iterator[None]:
+    """Tensors of the CPU are served by one backend, and by the reference for the rest.
+
+    In all threads; the backend "cuda" is this stand-in.
+    """
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(cuda.DEVICES, "cpu", cuda.Functions(varlen or Varlen(), flex, DTYPES))
-        patch.setattr(backends, "ORDER", {**backends.ORDER, "cpu": ("cuda",)})
+        patch.setitem(cuda.DEVICES, "cpu", cuda.Functions(varlen or Varlen(), DTYPES))
+        patch.setattr(backends, "ORDER", {**backends.ORDER, "cpu": (name,)})
         yield
 
 
-def forced(name: str) -> AbstractContextManager[None]:
-    """One of the backends, and the reference for the rest; "cuda" is this stand-in."""
-    return serving() if name == "cuda" else backends.forced(name)
+serving = partial(forced, "cuda")

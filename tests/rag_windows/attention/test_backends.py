@@ -1,7 +1,8 @@
-"""Every attention backend against an explicit float64 softmax: one matrix for all."""
+"""Every attention backend against the reference in float64, and what no kernel may be asked."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,6 +11,9 @@ from torch import Tensor
 
 from rag_windows.attention import backends
 from rag_windows.attention.backends import AttentionRequest, Backend
+
+from . import asked, stand_in
+from .asked import exact
 
 NAMES = [
     "reference",
@@ -67,27 +71,6 @@ def asking(query: Tensor, key: Tensor, value: Tensor, scale: float, **numbers: A
     return AttentionRequest([(key, value)], scale, **numbers), tokens
 
 
-def exact(request: AttentionRequest, query: Tensor) -> tuple[Tensor, Tensor]:
-    """Output and lse in float64, by explicit softmax; zero and -inf where a row sees nothing."""
-    key, value = (one.double().cpu() for one in request.parts[0])
-    groups = query.shape[1] // key.shape[1]
-    asked = query.double().cpu().unflatten(0, (request.groups, -1)).transpose(1, 2)
-    key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
-    logits = asked @ key.mT * request.scale
-    if request.softcap is not None:
-        logits = request.softcap * (logits / request.softcap).tanh()
-    logits = logits / request.temperature
-    rows, keys = logits.shape[-2:]
-    seen = torch.ones(rows, keys, dtype=torch.bool)
-    if request.mask is not None:
-        seen = request.mask.cpu()
-    elif request.causal:
-        seen = seen.tril()
-    logits = logits.masked_fill(~seen, -torch.inf)
-    output = logits.softmax(-1).nan_to_num(0.0) @ value
-    return output.transpose(1, 2).flatten(0, 1), logits.logsumexp(-1).transpose(1, 2).flatten(0, 1)
-
-
 def check(name: str, request: AttentionRequest, query: Tensor) -> None:
     """The backend agrees, or leaves the request to the reference for a reason that we know of."""
     one, _ = backend(name)
@@ -95,7 +78,7 @@ def check(name: str, request: AttentionRequest, query: Tensor) -> None:
         assert request.softcap is not None
         return
     output, lse, parts = one.prepare([request], query)(query, per_part=True)
-    expected, expected_lse = exact(request, query)
+    expected, expected_lse, _ = exact([request], query)
     dtype = query.dtype
     tolerance, lse_tolerance = OUTPUT_TOLERANCE[dtype], LSE_TOLERANCE[dtype]
     assert parts == [None]
@@ -103,8 +86,8 @@ def check(name: str, request: AttentionRequest, query: Tensor) -> None:
     assert output.shape == expected.shape
     assert lse.dtype == torch.float32
     assert lse.shape == expected_lse.shape
-    torch.testing.assert_close(output.double().cpu(), expected, atol=tolerance, rtol=tolerance)
-    torch.testing.assert_close(lse.double().cpu(), expected_lse, atol=lse_tolerance, rtol=2e-6)
+    torch.testing.assert_close(output.double(), expected, atol=tolerance, rtol=tolerance)
+    torch.testing.assert_close(lse.double(), expected_lse, atol=lse_tolerance, rtol=2e-6)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -153,13 +136,13 @@ def test_large_logits_stay_finite(name: str, size: float) -> None:
     one, _ = backend(name)
     assert one.serves(request, query)
     output, lse, _ = one.prepare([request], query)(query)
-    expected, expected_lse = exact(request, query)
+    expected, expected_lse, _ = exact([request], query)
     assert bool(torch.isfinite(output).all())
     assert bool(torch.isfinite(lse).all())
-    torch.testing.assert_close(lse.double().cpu(), expected_lse, rtol=1e-5, atol=1e-2)
+    torch.testing.assert_close(lse.double(), expected_lse, rtol=1e-5, atol=1e-2)
     if size < 100:
         # Rounding of logits this large shifts the softmax between near ties.
-        torch.testing.assert_close(output.double().cpu(), expected, atol=2e-2, rtol=2e-2)
+        torch.testing.assert_close(output.double(), expected, atol=2e-2, rtol=2e-2)
 
 
 @pytest.mark.parametrize("softcap", [None, 3.0])
@@ -196,7 +179,7 @@ def test_each_request_is_answered_once_by_the_fastest_backend_that_serves_it(oft
         AttentionRequest(parts[:1], 0.3, 2.0),
         AttentionRequest(parts[1:], 0.3, tokens=torch.tensor([2, 0])),
     ]
-    with backends.forced("cpu"):
+    with stand_in.forced("cpu"):
         calls = backends.calls_for(requests, query, often=often)
     assert [places for places, _ in calls] == [[0, 2], [1]]
     for places, call in calls:
@@ -209,3 +192,48 @@ def test_each_request_is_answered_once_by_the_fastest_backend_that_serves_it(oft
             if own is not None:
                 torch.testing.assert_close(own, wanted, atol=5e-6, rtol=5e-6)
     assert backends.calls_for([], query) == []
+
+
+KEY, VALUE = torch.zeros(1, 2, 5, 16), torch.zeros(1, 2, 5, 16)
+PART, ENDS, QUERY = (KEY, VALUE), torch.tensor([2, 5]), torch.zeros(4, 4, 16)
+ROWS = torch.zeros(2, 2, 5, 16), torch.zeros(2, 2, 5, 16)
+UNSOUND: dict[str, tuple[AttentionRequest, Tensor]] = {
+    "no key": (asked.request([(KEY[:, :, :0], VALUE[:, :, :0])]), QUERY),
+    "no key behind some": (asked.request([PART, (KEY[:, :, :0], VALUE[:, :, :0])]), QUERY),
+    "fewer kv heads of values": (asked.request([(KEY, VALUE[:, :1])]), QUERY),
+    "other kv heads": (asked.request([PART, (KEY[:, :1], VALUE[:, :1])]), QUERY),
+    "fewer values": (asked.request([(KEY, VALUE[:, :, :-1])]), QUERY),
+    "other head dim": (asked.request([PART]), QUERY[..., :8]),
+    "other value dim": (asked.request([PART, (KEY, VALUE[..., :8])]), QUERY),
+    "values of another dtype": (asked.request([(KEY, VALUE.half())]), QUERY),
+    "keys of another dtype": (asked.request([PART]), QUERY.half()),
+    "elsewhere": (asked.request([(KEY.to("meta"), VALUE.to("meta"))]), QUERY),
+    "heads in no groups": (asked.request([PART]), QUERY[:, :3]),
+    "gradients": (asked.request([PART]), QUERY.clone().requires_grad_()),
+    "no token": (asked.request([PART], []), QUERY),
+    "a token before the query": (asked.request([PART], [0, -1]), QUERY),
+    "a token behind the query": (asked.request([PART], [0, 4]), QUERY),
+    "tokens of int32": (replace(asked.request([PART]), tokens=ENDS[:1].int()), QUERY),
+    "tokens in no groups": (asked.request([ROWS], [0, 1, 2]), QUERY),
+    "a text in several parts": (asked.request([PART, PART], [0, 1], causal=True), QUERY),
+    "a text of other tokens": (asked.request([PART], [0, 1], causal=True), QUERY),
+    "keys before the first": (asked.request([ROWS], [0, 1], between=(ENDS - 3, ENDS)), QUERY),
+    "keys behind the last": (asked.request([ROWS], [0, 1], between=(ENDS * 0, ENDS + 1)), QUERY),
+    "no key between": (asked.request([ROWS], [0, 1], between=(ENDS, ENDS)), QUERY),
+    "between in other groups": (asked.request([PART], between=(ENDS * 0, ENDS)), QUERY),
+    "between in several parts": (
+        asked.request([ROWS, ROWS], [0, 1], between=(ENDS * 0, ENDS)),
+        QUERY,
+    ),
+}
+
+
+@pytest.mark.parametrize("what", UNSOUND)
+def test_nothing_that_would_be_read_out_of_bounds_is_sound(what: str) -> None:
+    assert not backends.sound(*UNSOUND[what])
+
+
+def test_what_is_sound() -> None:
+    assert backends.sound(asked.request([PART, PART], [0, 3]), QUERY)
+    assert backends.sound(asked.request([PART], range(5), causal=True), torch.zeros(5, 4, 16))
+    assert backends.sound(asked.request([ROWS], [0, 3], between=(ENDS * 0, ENDS)), QUERY)

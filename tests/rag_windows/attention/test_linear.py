@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from importlib import import_module
 from typing import Any
 
 import pytest
@@ -194,20 +192,6 @@ def test_a_kernel_that_errs_is_left_out(
     assert ["differs" in record.getMessage() for record in caplog.records] == [True]
 
 
-def test_threads_at_once() -> None:
-    torch.set_num_threads(2)
-    layer = linear.Linear(300, 501).bfloat16()
-    inputs = [draw(torch.bfloat16, 1 + number % 4, 300, seed=number) for number in range(64)]
-
-    @torch.no_grad()
-    def answer(input: Tensor) -> Tensor:
-        return layer(input)
-
-    wanted = list(map(answer, inputs))
-    with ThreadPoolExecutor(8) as pool:
-        assert all(map(torch.equal, pool.map(answer, inputs), wanted))
-
-
 # Whole models.
 
 WINDOWS, QUERY = [[5, 6, 7], [8, 9, 10, 11]], [12]
@@ -282,56 +266,11 @@ def hooked(model: Any) -> None:
     model.lm_head.register_forward_hook(lambda module, given, made: 2 * made)
 
 
-def patched(model: Any) -> None:
-    own = model.lm_head
-    own.forward = lambda input: 2 * by_pytorch(input, own.weight)
-
-
-def parametrized(model: Any) -> None:
-    torch.nn.utils.parametrizations.weight_norm(model.lm_head)
-    model.lm_head.parametrizations.weight.original0.data *= 2
-
-
-def pruned(model: Any) -> None:
-    prune: Any = import_module("torch.nn.utils.prune")
-    prune.random_unstructured(model.lm_head, "weight", 0.5)
-
-
 def in_place(model: Any) -> None:
     model.lm_head.weight[:100] *= 2
 
 
-def through_data(model: Any) -> None:
-    model.lm_head.weight.data = 2 * model.lm_head.weight.data
-
-
-def another_weight(model: Any) -> None:
-    model.lm_head.weight = torch.nn.Parameter(2 * model.lm_head.weight)
-
-
-def transposed(model: Any) -> None:
-    weight = model.lm_head.weight
-    weight.data = (2 * weight.data).t().contiguous().t()
-
-
-def in_bf16(model: Any) -> None:
-    model.bfloat16()
-
-
-def compiled_by_pytorch(model: Any) -> None:
-    def never(*asked: Any) -> Any:
-        raise AssertionError
-
-    model.lm_head.compile(backend=never)
-
-
-EDITS = (
-    *(replaced, hooked, patched, parametrized, pruned),
-    *(in_place, through_data, another_weight, transposed, in_bf16),
-)
-
-
-@pytest.mark.parametrize("edit", EDITS)
+@pytest.mark.parametrize("edit", [replaced, hooked, in_place])
 def test_edits_are_seen_at_once(
     edit: Callable[[Any], None],
     served: list[tuple[int, ...]],
@@ -345,36 +284,8 @@ def test_edits_are_seen_at_once(
     served.clear()
     after = logits(lm)
     assert not torch.allclose(before.float(), after.float(), rtol=1e-3)
-    atol = 0.1 if edit is in_bf16 else 1e-5
-    torch.testing.assert_close(after, without(monkeypatch, model), atol=atol, rtol=atol)
+    torch.testing.assert_close(after, without(monkeypatch, model), atol=1e-5, rtol=1e-5)
     assert served
-
-
-def test_what_is_compiled_is_not_run(served: list[tuple[int, ...]]) -> None:
-    model = small_model()
-    lm = engine(model)
-    before = logits(lm)
-    compiled_by_pytorch(model)
-    assert torch.equal(logits(lm), before)
-
-
-def test_a_forward_replaced_for_all_layers_is_run(
-    served: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model = small_model()
-    lm = engine(model)
-    before = logits(lm)
-
-    def doubled(self: torch.nn.Linear, input: Tensor) -> Tensor:
-        return 2 * by_pytorch(input, self.weight)
-
-    monkeypatch.setattr(torch.nn.Linear, "forward", doubled)
-    served.clear()
-    after = logits(lm)
-    assert served == []
-    assert not torch.allclose(before, after)
-    monkeypatch.undo()
-    assert torch.equal(logits(lm), before)
 
 
 def test_adapters(served: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch) -> None:

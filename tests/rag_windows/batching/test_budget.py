@@ -335,7 +335,7 @@ def test_who_waits_for_memory_can_be_cancelled_at_once() -> None:
     scheduler.close()
 
 
-@pytest.mark.parametrize("kind", [{}, {"fallback": "sequential"}])
+@pytest.mark.parametrize("kind", [{}, {"method": "ensemble"}])
 def test_a_callback_may_ask_though_its_question_has_all_the_memory(kind: dict[str, Any]) -> None:
     lm = small.wrapped()
     inner: list[str] = []

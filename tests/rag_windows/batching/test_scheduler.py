@@ -365,7 +365,7 @@ def test_questions_of_a_kind_that_stands_alone_wait_in_line() -> None:
     lm = small.wrapped()
     scheduler = lm.shared_scheduler()
     gates = [Gate() for _ in range(MAX_EXCLUSIVE + 1)]
-    alone = {**ASK, "fallback": "sequential"}
+    alone = {**ASK, "method": "ensemble"}
     asked = [scheduler.submit({**alone, "logits_processor": [gate]}) for gate in gates]
     for gate in gates[:MAX_EXCLUSIVE]:
         assert gate.reached.wait(WAIT)
@@ -386,13 +386,13 @@ def test_a_callback_may_ask_too() -> None:
     def told(done: int, total: int) -> None:
         inner.append(scheduler.answer(ASK).text)
 
-    for kind in ({}, {"fallback": "sequential"}):
+    for kind in ({}, {"method": "ensemble"}):
         request = {**ASK, "query": "Where?", "on_encoded": told, **kind}
         assert scheduler.submit(request).result(WAIT).text
     assert set(inner) == {lm.generate(**ASK).text}
 
 
-@pytest.mark.parametrize("kind", [{}, {"fallback": "sequential"}])
+@pytest.mark.parametrize("kind", [{}, {"method": "ensemble"}])
 def test_callbacks_run_in_the_context_of_who_asks(kind: dict[str, Any]) -> None:
     variable = contextvars.ContextVar("variable", default="unset")
     scheduler = small.wrapped().shared_scheduler()

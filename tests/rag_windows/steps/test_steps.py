@@ -240,14 +240,9 @@ def test_scores_and_encoded_contexts_choose_for_each_question() -> None:
         {"prompt_lookup_num_tokens": 3},
     ],
 )
-def test_a_stream_of_an_ensemble_is_exactly_the_generation(options: dict[str, Any]) -> None:
+def test_weights_of_an_ensemble_sum_to_one(options: dict[str, Any]) -> None:
     arguments = {"method": ENTROPY, "max_new_tokens": 12, "do_sample": False, **options}
     whole = ask(**arguments)
-    chunks = list(small.lm().stream("What?", PASSAGES, **arguments))
-    last = chunks[-1].generation
-    assert last is not None
-    assert "".join(chunk.text for chunk in chunks) == whole.text
-    assert (last.token_ids, last.finish_reason) == (whole.token_ids, whole.finish_reason)
     for one in (whole, *whole.alternatives):
         assert one.citations is not None
         masses = [citation.mass for citation in one.citations]
