@@ -28,7 +28,7 @@ OFFLINE := HF_HUB_OFFLINE=1 TRANSFORMERS_OFFLINE=1 TOKENIZERS_PARALLELISM=false
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test check dist test-dist timing lint format docs docs-serve figures faults bench bench-report bench-cache bench-serve bench-serve-fleet gpu gpu-wheels train train-learner vllm bench-vllm install clean
+.PHONY: help demo test check dist test-dist timing lint format docs docs-serve figures faults bench bench-cache bench-serve bench-serve-fleet gpu gpu-wheels train train-learner vllm bench-vllm install clean
 
 help: ## show this list
 	@grep -E '^[a-z-]+:.*## ' $(firstword $(MAKEFILE_LIST)) | sed 's/:.*## /\t/' | expand -t 16
@@ -86,9 +86,6 @@ train-learner: $(VENV)/.dev ## train a learner from the shipped reader into runs
 
 bench: $(VENV)/.demo ## speed beside transformers: 2 minutes (ARGS="--context 8192")
 	$(OFFLINE) $(BIN)/rag-windows bench --context 2048 --rounds 3 $(ARGS)
-
-bench-report: $(VENV)/.demo ## write the tables of benchmarks/results/performance/ into README and docs
-	$(BIN)/python benchmarks/report.py
 
 bench-cache: $(VENV)/.dev ## what the passage cache's policy keeps: 2 minutes (ARGS="--quick")
 	$(OFFLINE) $(BIN)/python benchmarks/cache.py $(ARGS)
