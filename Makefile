@@ -3,8 +3,6 @@ VENV ?= .venv
 # Name an interpreter with PYTHON=/path/to/python; else the first one of at least 3.11 is taken.
 PYTHON ?=
 ARGS ?=
-# Where `make train` writes the model's folder.
-OUT ?= runs/reader
 # Of `make gpu`: an interpreter of at least 3.11 with a CUDA build of torch, as $(VENV) holds the CPU
 # build. Nothing is installed into it.
 PYTHON_GPU ?= python3
@@ -28,7 +26,7 @@ OFFLINE := HF_HUB_OFFLINE=1 TRANSFORMERS_OFFLINE=1 TOKENIZERS_PARALLELISM=false
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test check dist test-dist timing lint format docs docs-serve figures faults bench bench-cache bench-serve bench-serve-fleet gpu gpu-wheels train train-learner vllm bench-vllm install clean
+.PHONY: help demo test check dist test-dist timing lint format docs docs-serve figures faults bench bench-cache bench-serve bench-serve-fleet gpu gpu-wheels vllm bench-vllm install clean
 
 help: ## show this list
 	@grep -E '^[a-z-]+:.*## ' $(firstword $(MAKEFILE_LIST)) | sed 's/:.*## /\t/' | expand -t 16
@@ -76,13 +74,6 @@ docs-serve: $(VENV)/.docs ## show the site at http://127.0.0.1:8000, and build i
 
 figures: $(VENV)/.dev ## draw the pictures of README and docs again
 	$(BIN)/python -m docs.pictures.draw
-
-train: $(VENV)/.dev ## train an embedded reader into runs/reader: 1 hour (OUT=, ARGS=)
-	$(BIN)/python -m training.train --out '$(OUT)' $(ARGS)
-
-train-learner: $(VENV)/.dev ## train a learner from the shipped reader into runs/learner: 40 minutes (ARGS=)
-	$(BIN)/python -m training.train --out runs/learner \
-		--curriculum learner --weights rag_windows/models/tiny-reader --steps 1200 $(ARGS)
 
 bench: $(VENV)/.demo ## speed beside transformers: 2 minutes (ARGS="--context 8192")
 	$(OFFLINE) $(BIN)/rag-windows bench --context 2048 --rounds 3 $(ARGS)
