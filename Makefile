@@ -3,13 +3,9 @@ VENV ?= .venv
 # Name an interpreter with PYTHON=/path/to/python; else the first one of at least 3.11 is taken.
 PYTHON ?=
 ARGS ?=
-# Where `make train` writes the model's folder.
-OUT ?= runs/reader
-# Of `make gpu`: an interpreter with a CUDA build of torch, as $(VENV) holds the CPU build. Nothing is
-# installed into it. Empty: all stages; those that have finished, too, if FRESH is set.
+# Of `make gpu`: an interpreter of at least 3.11 with a CUDA build of torch, as $(VENV) holds the CPU
+# build. Nothing is installed into it.
 PYTHON_GPU ?= python3
-STAGE ?=
-FRESH ?=
 # What `make check` asks beside the linters.
 QUICK := tests/parity/test_golden.py tests/parity/test_logits.py tests/blackbox/test_requests.py \
 	tests/blackbox/test_guard.py tests/rag_windows/attention/test_segments.py tests/test_repository.py
@@ -30,7 +26,7 @@ OFFLINE := HF_HUB_OFFLINE=1 TRANSFORMERS_OFFLINE=1 TOKENIZERS_PARALLELISM=false
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test check dist test-dist timing lint format docs docs-serve figures faults bench bench-report bench-cache bench-serve bench-serve-fleet gpu gpu-report gpu-wheels train train-learner vllm bench-vllm install clean
+.PHONY: help demo test check dist test-dist timing lint format docs docs-serve figures faults bench bench-cache bench-serve bench-serve-fleet gpu gpu-wheels vllm bench-vllm install clean
 
 help: ## show this list
 	@grep -E '^[a-z-]+:.*## ' $(firstword $(MAKEFILE_LIST)) | sed 's/:.*## /\t/' | expand -t 16
@@ -79,18 +75,8 @@ docs-serve: $(VENV)/.docs ## show the site at http://127.0.0.1:8000, and build i
 figures: $(VENV)/.dev ## draw the pictures of README and docs again
 	$(BIN)/python -m docs.pictures.draw
 
-train: $(VENV)/.dev ## train an embedded reader into runs/reader: 1 hour (OUT=, ARGS=)
-	$(BIN)/python -m training.train --out '$(OUT)' $(ARGS)
-
-train-learner: $(VENV)/.dev ## train a learner from the shipped reader into runs/learner: 40 minutes (ARGS=)
-	$(BIN)/python -m training.train --out runs/learner \
-		--curriculum learner --weights rag_windows/models/tiny-reader --steps 1200 $(ARGS)
-
 bench: $(VENV)/.demo ## speed beside transformers: 2 minutes (ARGS="--context 8192")
 	$(OFFLINE) $(BIN)/rag-windows bench --context 2048 --rounds 3 $(ARGS)
-
-bench-report: $(VENV)/.demo ## write the tables of benchmarks/results/performance/ into README and docs
-	$(BIN)/python benchmarks/report.py
 
 bench-cache: $(VENV)/.dev ## what the passage cache's policy keeps: 2 minutes (ARGS="--quick")
 	$(OFFLINE) $(BIN)/python benchmarks/cache.py $(ARGS)
@@ -101,16 +87,14 @@ bench-serve: $(VENV)/.dev ## the server under load, with clients that leave and 
 bench-serve-fleet: $(VENV)/.dev ## three replicas and a store under load, with kills, and ways of routing: 10 to 40 minutes (ARGS="--questions 50")
 	$(OFFLINE) $(BIN)/python -m benchmarks.serve_fleet $(ARGS)
 
-gpu: ## what a GPU gives: STAGE=table is what matters, in 7 minutes; without it all stages (FRESH=1, PYTHON_GPU=)
-	@$(PYTHON_GPU) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
-		echo "Python 3.11 or newer is needed; name one: make gpu PYTHON_GPU=/path/to/python3" >&2; exit 1; }
-	$(OFFLINE) $(PYTHON_GPU) -m benchmarks.gpu run $(STAGE) $(if $(FRESH),--fresh) $(ARGS)
+gpu: ## what a GPU gives, as a table: 7 minutes (PYTHON_GPU=, ARGS=--stand-in)
+	@PYTHONPATH="integrations/eval:$$PYTHONPATH" $(OFFLINE) \
+		timeout 480 $(PYTHON_GPU) -m benchmarks.gpu_table $(ARGS)
 
-gpu-report: ## write what `make gpu` has found into docs/results.md and the log
-	$(PYTHON_GPU) -m benchmarks.gpu report $(ARGS)
-
-gpu-wheels: $(VENV)/.dev ## download what a machine with a GPU, torch and no network needs (ARGS="--python 3.12")
-	$(BIN)/python -m benchmarks.gpu wheels $(ARGS)
+# What the table imports, but torch; none of these needs torch itself.
+gpu-wheels: $(VENV)/.python ## download what a machine with a GPU, torch and no network needs (ARGS="--python-version 3.12")
+	$(BIN)/python -m pip download -c constraints.txt --only-binary=:all: --dest build/gpu-wheels $(ARGS) \
+		filelock huggingface-hub jinja2 markdown-it-py numpy pydantic sentencex tokenizers transformers typer xxhash
 
 vllm: $(VENV)/.demo $(VLLM)/.ready ## the connector for vLLM beside the engine: 5 minutes, and 2 GB to install (ARGS="-k name")
 	rm -rf build/vllm && mkdir -p build/vllm

@@ -1,23 +1,36 @@
-"""The table of `make gpu STAGE=table`: what matters on a GPU, in one run of at most seven minutes.
+"""What matters on a GPU, as one table in at most seven minutes: `make gpu`.
 
-Lines come in the order of what is asked first. Each is printed and kept as soon as it is known; an
-exception costs its line alone, and a line for which no time is left is left out, and says so.
+    python -m benchmarks.gpu_table > table.md
+
+Attention beside float64; the shape of Llama 3.1 8B over 8,192, 32,768 and 131,072 tokens; 32
+questions together; rows. Weights are random. Lines come in the order of what is asked first. Each
+is printed as soon as it is known; an exception costs its line alone, and a line for which no time
+is left is left out, and says so. `--stand-in` tries all of it with tiny sizes on the CPU.
 """
 
 from __future__ import annotations
 
+import argparse
 import gc
+import re
 import statistics
+import sys
 import time
-from collections.abc import Iterator, Mapping
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from datetime import UTC, datetime
 
 import torch
+from torch.profiler import ProfilerActivity
+from torch.profiler import profile as profiling
 
-from benchmarks.gpu_stages import BIG, LIMITS, SMALL, Case, Stage, compared
 from rag_windows import WindowedLM
+from rag_windows.attention import backends
+from rag_windows.attention.native import kernel as native
+from rag_windows.attention.segments import Queries, Reading, Rows, Segment, Segments
+from rag_windows.attention.segments import read as attention
 from rag_windows_eval.benchmark.answers import Answer, Clock, plain, warm_cache, windowed
 from rag_windows_eval.benchmark.result import (
     MEMORY,
@@ -31,7 +44,13 @@ from rag_windows_eval.benchmark.result import (
     percent,
     times,
 )
-from rag_windows_eval.benchmark.run import in_turn, measure_concurrency, measure_rate, wrapped
+from rag_windows_eval.benchmark.run import (
+    in_turn,
+    machine,
+    measure_concurrency,
+    measure_rate,
+    wrapped,
+)
 from rag_windows_eval.benchmark.workload import BenchTexts, Workload, step_bytes
 
 BUDGET_S = 420.0
@@ -39,20 +58,23 @@ HEAD = ("tokens", "what", "first token", "sooner", "decode step", "of bandwidth"
 METHODS = ("pcw", "pced")
 ROWS = (1, 2, 4, 8, 16, 32)
 """Numbers of windows of which the steps of `pced` are compared."""
+BIG = BenchPlan(
+    "llama-3.1-8b", device="cuda", dtype="bfloat16", window=512, new_tokens=32, rounds=3
+)
+SMALL = BenchPlan("tiny", dtype="float32", context=64, window=16, new_tokens=4, rounds=1)
+LIMITS = (2e-2, 2e-4)
+"""How far an output, by the largest one, and a log-sum-exp may lie from float64."""
 
 
 class Table:
     """The lines of a table under way.
 
-    ``left`` is how many seconds of `BUDGET_S` are left.
+    ``left`` is how many seconds of `BUDGET_S` are left; ``failed`` whether an exception cost a
+    line.
     """
 
-    def __init__(self, stage: Stage, budget_s: float = BUDGET_S) -> None:
-        self._stage, self._end = stage, time.monotonic() + budget_s
-        self.lines: list[dict[str, Any]] = []
-        about = stage.record
-        versions = ", ".join(f"{name} {one}" for name, one in about["versions"].items())
-        print(f"| {about['device']}, {versions}, commit {about['commit']}, {about['date']} |")
+    def __init__(self, budget_s: float = BUDGET_S) -> None:
+        self._end, self.failed = time.monotonic() + budget_s, False
         print("\n".join(("| " + " | ".join(HEAD) + " |", "|---" * len(HEAD) + "|")), flush=True)
 
     @property
@@ -60,20 +82,43 @@ class Table:
         """Seconds that are left."""
         return self._end - time.monotonic()
 
-    def add(self, context: int | None, what: str, **figures: Any) -> None:
-        """Print and keep a line.
+    def add(
+        self,
+        context: int | None,
+        what: str,
+        *,
+        first_s: Sequence[float] = (),
+        base_s: Sequence[float] = (),
+        decode_s: Sequence[float] = (),
+        share: float | None = None,
+        asked: str = "",
+        met: bool | None = None,
+        said: str = "",
+    ) -> None:
+        """Print a line.
 
         Args:
             context: tokens of all passages, or None.
             what: what was measured.
-            figures: ``first_s`` and ``decode_s`` (seconds, one a round), ``base_s`` (first tokens
-                of transformers over as many tokens), ``share`` (of the bandwidth), ``asked`` (the
-                aim, in words), ``met``, ``said`` (in place of figures).
+            first_s: seconds to the first token, one a round.
+            base_s: those of transformers over as many tokens.
+            decode_s: seconds of a decode step, one a round.
+            share: of the bandwidth.
+            asked: the aim, in words.
+            met: whether it is met.
+            said: stands in place of figures.
         """
-        line = {"context": context, "what": what, **figures}
-        self.lines.append(line)
-        self._stage.keep("lines", self.lines)
-        print("| " + " | ".join(cells(line)) + " |", flush=True)
+        cells = [
+            "" if context is None else f"{context:,}",
+            what + (f": {' '.join(said.replace('|', '/').split())}" if said else ""),
+            f"{number(statistics.median(first_s))} s" if first_s else "-",
+            times(base_s, first_s),
+            f"{number(statistics.median(decode_s) * 1000)} ms" if decode_s else "-",
+            "-" if share is None else percent(share),
+            asked,
+            "" if met is None else "yes" if met else "no",
+        ]
+        print("| " + " | ".join(cells) + " |", flush=True)
 
     @contextmanager
     def trying(self, context: int | None, what: str, needs_s: float) -> Iterator[bool]:
@@ -82,44 +127,25 @@ class Table:
             self.add(context, what, said=f"left out: {self.left:.0f} s left of about {needs_s:g}")
             yield False
             return
-        failed = True
-        with self._stage.trying(what):
+        try:
             yield True
-            failed = False
-        if failed:
-            self.add(context, what, said=self._stage.errors[-1])
+        except Exception as error:  # noqa: BLE001 - it costs what is inside alone
+            traceback.print_exc()
+            self.failed = True
+            self.add(context, what, said=repr(error)[:300])
         gc.collect()
-        if self._stage.device.type == "cuda":
+        if torch.cuda.is_available():
             torch.cuda.empty_cache()
 
 
-def cells(line: Mapping[str, Any]) -> list[str]:
-    """The cells of a line, as text; see `HEAD`."""
-    first, steps, share = line.get("first_s"), line.get("decode_s"), line.get("share")
-    met = line.get("met")
-    said = line.get("said")
-    return [
-        "" if line["context"] is None else f"{line['context']:,}",
-        line["what"] + (f": {' '.join(said.replace('|', '/').split())}" if said else ""),
-        f"{number(statistics.median(first))} s" if first else "-",
-        times(line.get("base_s") or [], first or []),
-        f"{number(statistics.median(steps) * 1000)} ms" if steps else "-",
-        "-" if share is None else percent(share),
-        line.get("asked") or "",
-        "" if met is None else "yes" if met else "no",
-    ]
-
-
-def table(stage: Stage) -> None:
+def table(made: Table, *, small: bool) -> None:
     """All lines, in the order of what is asked first."""
-    made = Table(stage)
-    small, device = stage.stand_in, stage.device
-    stage.bounded("three rounds of 32 tokens, transformers one round from 32,768 tokens on")
-    for kind in ("step", "query"):
+    plan = SMALL if small else BIG
+    device = torch.device(plan.device)
+    for kind, tokens in (("step", 1), ("query", 33)):
         with made.trying(None, f"attention beside float64, a {kind}", 10) as runs:
             if runs:
-                _right(made, stage, kind)
-    plan = SMALL if small else replace(BIG, window=512, new_tokens=32)
+                right(made, device, kind, tokens, small=small)
     lm, rate = None, 1e10
     with made.trying(None, "weights of the 8B shape", 20) as runs:
         if runs:
@@ -131,9 +157,8 @@ def table(stage: Stage) -> None:
             made.add(None, "weights of the 8B shape", said=said)
     if lm is None:
         return
-    sizes = ((8192, 512, 40.0), (32_768, 512, 70.0))
-    for context, window, needs in sizes:
-        own = plan if small else replace(plan, context=context, window=window)
+    for context, needs in ((8192, 40.0), (32_768, 70.0)):
+        own = plan if small else replace(plan, context=context)
         with made.trying(context, "texts and windows", 0):
             _of_context(made, lm, own, rate, needs)
     own = plan if small else replace(plan, context=131_072, window=1024)
@@ -147,18 +172,81 @@ def table(stage: Stage) -> None:
             _rows(made, lm, plan if small else replace(plan, context=16_384), small)
 
 
-def _right(made: Table, stage: Stage, kind: str) -> None:
-    dtype = "bfloat16"
-    case = Case(kind, 64 if stage.stand_in else 128, 4, dtype, None)
-    row = compared(stage.device, 300 if stage.stand_in else 4096, case)
-    limits = LIMITS[dtype]
+def right(made: Table, device: torch.device, kind: str, tokens: int, *, small: bool) -> None:
+    """The line of one kind of query: so many tokens read all windows."""
+    dim, most = (64, 300) if small else (128, 4096)
+    output, lse, backend = compared(device, dim, most, tokens)
     made.add(
         None,
         f"attention beside float64, a {kind}",
-        said=f"output {row['output']:.1e}, log-sum-exp {row['lse']:.1e}, by {row['backend']}",
-        asked=f"at most {limits[0]:g}, {limits[1]:g}",
-        met=row["output"] <= limits[0] and row["lse"] <= limits[1],
+        said=f"output {output:.1e}, log-sum-exp {lse:.1e}, by {backend}",
+        asked=f"at most {LIMITS[0]:g}, {LIMITS[1]:g}",
+        met=output <= LIMITS[0] and lse <= LIMITS[1],
     )
+
+
+def compared(device: torch.device, dim: int, most: int, tokens: int) -> tuple[float, float, str]:
+    """The largest errors of output, by its largest number, and log-sum-exps; what answered.
+
+    Tokens read windows of 1 to ``most`` tokens in bfloat16, four heads each kv head.
+    """
+    generator = torch.Generator().manual_seed(4 * dim)
+    drawn = (most ** torch.rand(14, generator=generator)).long().tolist()
+    lengths = [1, *drawn, most, most]
+    kv_heads, heat, scale = 2, 0.9, dim**-0.5
+
+    def draw(*size: int) -> torch.Tensor:
+        return torch.randn(*size, generator=generator).to(device, torch.bfloat16)
+
+    query = draw(tokens, kv_heads * 4, dim)
+    parts = [(draw(1, kv_heads, n, dim), draw(1, kv_heads, n, dim)) for n in lengths]
+    context = Segment("context", 0, most - 1, starts=[0] * len(parts), layers={0: parts})
+    context.temperature = heat
+    segments = Segments([context], tokens, static=True)
+    rows = Rows(torch.arange(most, most + tokens))
+    asked = Queries(0, query, rows, scale, None)
+    activities = [ProfilerActivity.CPU]
+    if device.type == "cuda":
+        activities.append(ProfilerActivity.CUDA)
+    with torch.inference_mode():
+        segments.attend(asked, per_part=True)
+        with profiling(activities=activities) as profiled:
+            ((_, _, _, by_window),) = segments.attend(asked, per_part=True)
+        output, _ = attention(Reading(rows, [segments]), asked)
+    # The same in float64, window by window, and their merge.
+    found = [
+        backends.reference(
+            [backends.AttentionRequest([(key.double(), value.double())], scale, temperature=heat)],
+            query.double(),
+        )
+        for key, value in parts
+    ]
+    lses = torch.stack([one.lse for one in found])
+    shares = torch.softmax(lses, dim=0).unsqueeze(-1)
+    exact = (torch.stack([one.output for one in found]) * shares).sum(dim=0)
+    lse = torch.cat([one for one in by_window or () if one is not None])
+    return (
+        ((output.double() - exact).abs().max() / exact.abs().max()).item(),
+        (lse.double() - lses).abs().max().item(),
+        backends_of({row.key for row in profiled.key_averages()}),
+    )
+
+
+BACKENDS = {
+    "varlen": r"varlen",
+    "flex": r"flex_attention|flex_decoding",
+    "fused": r"_scaled_dot_product_\w+",
+    "native": re.escape(native.NAME),
+}
+"""What a profiler shows of each; on a device "native" is only what the others are called by."""
+
+
+def backends_of(names: set[str]) -> str:
+    """Which backends answered, by what a profiler saw."""
+    found = [name for name, words in BACKENDS.items() if any(re.search(words, n) for n in names)]
+    if "varlen" in found or "flex" in found:
+        found = [name for name in found if name != "native"]
+    return " + ".join(found) or "reference"
 
 
 def _timed(
@@ -224,16 +312,23 @@ def _of_context(
                 for name, (first, steps) in took.items():
                     # What rows read besides is not in what is least.
                     share = least / statistics.median(steps) if method == "pcw" else None
-                    figures: dict[str, Any] = {"first_s": first, "decode_s": steps, "share": share}
-                    if aims and name == what:
-                        figures |= {
-                            "asked": "at least 60% of bandwidth",
-                            "met": bool(share and share >= 0.6),
-                        }
-                    made.add(context, name, base_s=base, **figures)
-                figures = {"asked": "at most 1.03x", "met": middle <= 1.03} if aims else {}
+                    aimed = aims and name == what
+                    made.add(
+                        context,
+                        name,
+                        first_s=first,
+                        base_s=base,
+                        decode_s=steps,
+                        share=share,
+                        asked="at least 60% of bandwidth" if aimed else "",
+                        met=bool(share and share >= 0.6) if aimed else None,
+                    )
                 made.add(
-                    context, f"{method}, what citations cost a step", said=cost(costs), **figures
+                    context,
+                    f"{method}, what citations cost a step",
+                    said=cost(costs),
+                    asked="at most 1.03x" if aims else "",
+                    met=middle <= 1.03 if aims else None,
                 )
         if not aims:
             return
@@ -282,3 +377,23 @@ def _rows(made: Table, lm: WindowedLM, plan: BenchPlan, small: bool) -> None:
     each = ", ".join(f"{n}: {number(s * 1000)} ms" for n, s in steps.items())
     beyond = "none of these" if first is None else f"{first}"
     made.add(None, "pced, a step by windows", said=f"{each}; beyond 1.2x from {beyond}")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print the machine and the table; the exit code is 1 where an exception cost a line."""
+    parser = argparse.ArgumentParser(description="What matters on a GPU, as one table.")
+    parser.add_argument("--stand-in", action="store_true", help="tiny sizes on the CPU")
+    small = parser.parse_args(arguments).stand_in
+    if not small and not torch.cuda.is_available():
+        parser.error(f"torch {torch.__version__} of {sys.executable} sees no CUDA device.")
+    about = machine(SMALL if small else BIG)
+    versions = ", ".join(f"{name} {one}" for name, one in about.versions.items())
+    print(f"{about.device}, {versions}, {datetime.now(UTC).date()}.")
+    print("Three rounds of 32 tokens, of transformers one round from 32,768 tokens on.\n")
+    made = Table()
+    table(made, small=small)
+    return int(made.failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -33,7 +33,6 @@ PACKAGES = (
     "integrations/lm_eval",
     "integrations/server",
     "integrations/vllm_rag_windows",
-    "training",
 )
 DISTRIBUTIONS = (".", *(package for package in PACKAGES if package.startswith("integrations")))
 """Their folders; rag-windows itself goes first."""
@@ -47,7 +46,6 @@ OURS = {
     "langchain_rag_windows",
     "lm_eval_rag_windows",
     "vllm_rag_windows",
-    "training",
     "benchmarks",
     "tests",
     "docs",
@@ -185,7 +183,6 @@ EXTRAS_OF = {
     "integrations/llama_index_retrievers": ("llama-index", "retrievers"),
     "integrations/lm_eval": ("lm-eval",),
     "integrations/vllm_rag_windows": ("server",),
-    "training": (),
     "docs": ("figures",),
     "examples": ("langchain", "llama-index"),
     "tests": (
@@ -203,7 +200,7 @@ EXTRAS_OF = {
         "shared",
     ),
 }
-GROUP_OF = {"training": "test", "examples": "test", "tests": "test", "docs": "docs"}
+GROUP_OF = {"examples": "test", "tests": "test", "docs": "docs"}
 """Parts that may import what a dependency group installs, too."""
 
 BROUGHT_BY_PYDANTIC = {"pydantic_core", "typing_extensions"}
@@ -330,7 +327,7 @@ def test_the_engine_needs_no_extra(engine_alone: subprocess.Popen[str]) -> None:
     assert out.splitlines() == ["Sulava", "[]"]
 
 
-@pytest.mark.parametrize("module", ["rag_windows.x", "rag_windows_retrievers.x", "training.x"])
+@pytest.mark.parametrize("module", ["rag_windows.x", "rag_windows_retrievers.x"])
 def test_a_warning_in_our_packages_is_an_error(module: str) -> None:
     with pytest.raises(UserWarning, match="spoken"):
         exec("import warnings; warnings.warn('spoken')", {"__name__": module})  # noqa: S102 - the module name decides, and only a namespace can set it
@@ -342,7 +339,7 @@ VAGUE = {"crowd", "dealings", "kept", "room", "shelf", "told", "twin", "weighed"
 
 def test_names_and_docstrings_use_the_words_of_the_field() -> None:
     found = set()
-    for path in sources(*PACKAGES[:-1]):
+    for path in sources(*PACKAGES):
         for node in ast.walk(tree(path)):
             texts = [getattr(node, name, None) for name in ("id", "attr", "arg", "name", "asname")]
             if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
@@ -362,7 +359,7 @@ SHARED_NAMES = {
 
 def test_the_name_of_a_public_class_has_one_meaning() -> None:
     places: dict[str, list[str]] = {}
-    for path in sources(*PACKAGES[:-1]):
+    for path in sources(*PACKAGES):
         for node in tree(path).body:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 places.setdefault(node.name, []).append(where(path, node.lineno))

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import gzip
 import json
-from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import httpx
 import numpy as np
 import pytest
-from pydantic import TypeAdapter
 
 from benchmarks import (
     cache,
@@ -20,16 +17,12 @@ from benchmarks import (
     inscit_passages,
     look_alikes,
     recall,
-    report,
     serve,
 )
-from rag_windows_eval.benchmark.result import BenchPlan, Result
-from rag_windows_eval.benchmark.run import run
 from rag_windows_eval.inscit import InscitTask
 from rag_windows_eval.passages import PassagesTask
 from rag_windows_retrievers import BM25Retriever, last_turns
 
-ROOT = Path(__file__).parents[2]
 WORDS = "red green blue grey black white long short old new fast slow".split()
 SIZES, COSTS = cache.catalogue(1000, seed=1)
 LIMIT = sum(SIZES) // 20
@@ -189,42 +182,6 @@ def test_recall_is_what_can_be_counted_by_hand(tmp_path: Path) -> None:
     # A, B is found both times: first rank 1 of 1, then rank 2 for one of two.
     found_at = recall.measure(BM25Retriever(task.pool), last_turns(0), found)
     assert found_at == [50.0, 75.0, 75.0, 50.0, 100.0, 100.0, 75.0]
-
-
-def test_tables_of_runs_are_written_where_documents_name_them(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    options: dict[str, Any] = {"context": 64, "window": 32, "new_tokens": 2, "rounds": 1}
-    plan = BenchPlan("tiny", dtype="float32", memory=False, questions=2, **options)
-    measured = run(plan, "rag-windows bench --shape tiny")
-    other = "<!-- bench: b -->\nb\n<!-- /bench -->\n"
-    text = f"before\n<!-- bench: a -->\nstale\n<!-- /bench -->\n{other}"
-    (tmp_path / report.RUNS / "a").mkdir(parents=True)
-    (tmp_path / "docs").mkdir()
-    for name in report.DOCUMENTS:
-        (tmp_path / name).write_text(text)
-    for one in (measured, replace(measured, concurrency=[])):
-        made = TypeAdapter(Result).dump_json(one)
-        (tmp_path / report.RUNS / "a" / "performance.json").write_bytes(made)
-        report.main(tmp_path)
-        assert capsys.readouterr().out.count("written") == 3
-        for name in report.DOCUMENTS:
-            written = (tmp_path / name).read_text()
-            assert written.startswith("before\n<!-- bench: a -->\n")
-            assert "rag-windows bench --shape tiny" in written
-            assert written.endswith(f"<!-- /bench -->\n{other}")
-            assert "stale" not in written
-    rows = [line.split(" |")[0] for line in (tmp_path / "README.md").read_text().splitlines()]
-    names = ["| transformers", "| windows, cold", "| windows, from disk", "| windows, from memory"]
-    assert [row for row in rows if row in names] == names
-    assert "no citations" not in (tmp_path / "README.md").read_text()
-
-
-def test_documents_hold_the_tables_of_the_runs() -> None:
-    for name, form in report.DOCUMENTS.items():
-        text = (ROOT / name).read_text(encoding="utf-8")
-        tables = partial(report.of_runs, ROOT, form)
-        assert report.filled(text, tables) == text, "run `make bench-report`"
 
 
 async def test_the_load_test_counts_what_is_wrong_lost_and_asked_again() -> None:

@@ -39,8 +39,8 @@ from rag_windows import (
     calibration,
     with_neighbours,
 )
+from tests.drawn import questions
 from tests.rag_windows import small
-from tests.training.tasks import draw_case
 
 WORDS = "tower river bridge lamp stone field quiet green seven door".split()
 GRID = (APE(0.7, 0.9), APE(1.0, 1.0), APE(0.9, 0.6))
@@ -246,23 +246,10 @@ def test_progress_is_told_to_its_end() -> None:
     assert told[-1] == ("Trying settings", 32, 32)
 
 
-def questions(count: int, seed: int, passages: int) -> list[Example]:
-    """What `tiny-reader` was trained to answer."""
-    rng = np.random.default_rng(seed)
-    cases = [draw_case(rng, "single", passages) for _ in range(count)]
-    return [
-        Example(
-            list(case.messages),
-            [Passage(text, title=title) for title, text in case.passages],
-            case.answer,
-        )
-        for case in cases
-    ]
-
-
 def test_what_one_prompt_answers_worse_is_told(reader: WindowedLM) -> None:
     """The shipped model was trained on 8 passages in one prompt, and reads more of them apart."""
-    given = questions(12, seed=3, passages=96)
+    drawn = questions("96 passages")
+    given = [Example(one.question, one.passages, one.answer) for one in drawn]
     made = reader.compare(given, ["pcw", "ape"], max_new_tokens=12)
     assert made.base == Sequential()
     assert made.method == made.best in (APE(), PCW())

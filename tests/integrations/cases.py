@@ -11,15 +11,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 import torch
 from transformers import LogitsProcessor
 
 from rag_windows import Passage, WindowedLM
-from tests.training.tasks import draw_case
+from tests.drawn import questions
 
-N = 8
-PLACES = (0, 3, 5, N - 1)
+PLACES = (0, 3, 5, 7)
+"""Of the right passage among the eight of each question."""
 
 
 @functools.cache
@@ -38,43 +37,17 @@ class Case:
     place: int
 
 
-def draw(seed: int, place: int, n: int = N) -> Case | None:
-    """A question over ``n`` passages; None where no title tells which one answers it."""
-    drawn = draw_case(np.random.default_rng(seed), "single", n)
-    question, texts = drawn.messages[-1]["content"], list(drawn.passages)
-    right = next((i for i, (title, _) in enumerate(texts) if title and title in question), None)
-    if right is None:
-        return None
-    texts[right], texts[place] = texts[place], texts[right]
-    passages = tuple(
-        Passage(text, id=f"doc-{i}", title=title, metadata={"title": title, "row": i})
-        for i, (title, text) in enumerate(texts)
-    )
-    return Case(passages, question, drawn.answer, place)
+def case(place: int) -> Case:
+    """A question that the reader answers right, over the passages as each route words them.
 
-
-@functools.cache
-def case(place: int, n: int = N) -> Case:
-    """A question that the reader answers right, when it is asked directly.
-
-    The reader is no oracle: what it gets wrong by itself says nothing of an adapter. So it has to
-    be right over the passages as each route words them.
+    The reader is no oracle: what it gets wrong by itself says nothing of an adapter.
     """
-    for seed in range(100 * place, 100 * place + 60):
-        drawn = draw(seed, place, n)
-        if drawn is not None and all(
-            reader().generate(drawn.question, worded, max_new_tokens=16).text == drawn.answer
-            for worded in _wordings(drawn.passages)
-        ):
-            return drawn
-    raise RuntimeError(f"The embedded reader answered none of 60 questions at place {place}.")
-
-
-def _wordings(passages: Sequence[Passage]) -> Iterator[list[Passage]]:
-    yield list(passages)
-    # LlamaIndex's own wording of a node with its metadata, and CitationQueryEngine's.
-    yield [Passage(f"title: {one.title}\n\n{one.text}") for one in passages]
-    yield [replace(one, text=f"Source {i}:\n{one.text}\n") for i, one in enumerate(passages, 1)]
+    drawn = questions("read right")[PLACES.index(place)]
+    passages = tuple(
+        replace(one, id=f"doc-{i}", metadata={"title": one.title, "row": i})
+        for i, one in enumerate(drawn.passages)
+    )
+    return Case(passages, drawn.question, drawn.answer, place)
 
 
 def one_window_each(windows: Sequence[dict[str, Any]], texts: Sequence[str]) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 
 from rag_windows import (
@@ -20,9 +19,9 @@ from rag_windows import (
     StructuredPrompting,
     WindowedLM,
 )
+from tests.drawn import questions
 from tests.rag_windows import small
 from tests.rag_windows.codebook.books import PASSAGES, QUESTION
-from tests.training.tasks import draw_case
 
 LONG = Passage("a very long passage " * 12, id="long")
 
@@ -69,16 +68,13 @@ def test_a_passage_of_several_windows_is_chosen_as_a_whole() -> None:
 def test_the_passage_that_holds_the_answer_is_found_and_read() -> None:
     """Of 16 passages a question; the names in all of them are held out from training."""
     lm = WindowedLM.from_pretrained("tiny-reader")
-    rng = np.random.default_rng(17)
     found = right = 0
-    for _ in range(6):
-        case = draw_case(rng, "single", 16)
+    for case in questions("16 passages"):
         book = lm.codebook(Codebook(retrieve=4, reader=PCW()))
-        book.add([Passage(text, title=title) for title, text in case.passages])
-        out = lm.generate(list(case.messages), book, max_new_tokens=12)
-        question = case.messages[-1]["content"]
+        book.add(case.passages)
+        out = lm.generate(case.question, book, max_new_tokens=12)
         titles = [book[str(one.id)].title for one in out.citations or ()]
-        found += any(title is not None and title in question for title in titles)
+        found += any(title is not None and title in case.question for title in titles)
         right += out.text.strip() == case.answer
     assert found >= 5
     assert right >= 4

@@ -12,8 +12,8 @@ from rag_windows import METHODS, InputError, LimitError, PassageCache, WindowedL
 from rag_windows.icl import Template
 from rag_windows.prefill import EncodingPlan
 from rag_windows.windows import WindowStore
+from tests.drawn import DRAWN
 from tests.rag_windows import small
-from training.samples import Demonstrations, draw_demonstrations
 
 SHOWN = [("good film", "up"), ("bad film", "down"), ("fine book", "up"), ("dull book", "down")]
 LABELS = ["up", "down", "so so"]
@@ -202,7 +202,6 @@ def test_what_cannot_work_is_refused_before_any_work(
     assert encoded == []
 
 
-USUAL = Demonstrations(8, labels=(2, 6), keywords=(1, 3))
 Task = tuple[list[tuple[str, str]], list[str], list[str]]
 """Demonstrations, texts and right labels, of pairs of words and labels not trained on."""
 
@@ -212,15 +211,11 @@ def learner() -> WindowedLM:
     return WindowedLM.from_pretrained("tiny-learner")
 
 
-def draw(seed: int, recipe: Demonstrations = USUAL) -> Task:
-    sample = draw_demonstrations(np.random.default_rng(seed), recipe, "held-out")
-    lines = [line.rpartition(": ") for _, text in sample.passages for line in text.split("\n")]
-    texts = [turn.question.removesuffix(":") for turn in sample.turns]
-    return (
-        [(text, label) for text, _, label in lines],
-        texts,
-        [turn.answer for turn in sample.turns],
-    )
+def tasks() -> list[Task]:
+    return [
+        ([(text, label) for text, label in one["shown"]], one["texts"], one["answers"])
+        for one in DRAWN["labels"]
+    ]
 
 
 def rights(task: Task, method: str, windows: int) -> list[bool]:
@@ -232,11 +227,10 @@ def rights(task: Task, method: str, windows: int) -> list[bool]:
 @pytest.mark.parametrize("method", ["sequential", "pcw", "ape"])
 def test_labels_are_right(method: str) -> None:
     """By four labelling rules; each with 64 demonstrations and 12 questions."""
-    found = [right for seed in range(4) for right in rights(draw(7000 + seed), method, 8)]
+    found = [right for task in tasks()[:4] for right in rights(task, method, 8)]
     assert np.mean(found) >= 0.95
 
 
 def test_labels_are_right_beyond_the_context() -> None:
     """Of 1,920 demonstrations, about 30 show the word in question."""
-    task = draw(7100, Demonstrations(240, labels=(16, 16), keywords=(4, 4), questions=32))
-    assert np.mean(rights(task, "ape", 32)) >= 0.9
+    assert np.mean(rights(tasks()[4], "ape", 32)) >= 0.9

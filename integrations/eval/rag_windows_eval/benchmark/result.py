@@ -234,43 +234,6 @@ def markdown(result: Result) -> str:
     return "\n".join([*lines, *_rows(result), *_memory(result.rows), *together])
 
 
-def summary(result: Result) -> str:
-    """One short table: the default path and the others, or questions one by one and together."""
-    rounds = len(result.rows[0].first_s)
-    counted = f"medians of {rounds} rounds" if rounds > 1 else "one round"
-    on = f"{result.machine.device}, {_threads(result)}, {result.date}"
-    note = (
-        f"Measured: {result.shape} in {result.dtype} on {on}; {result.context:,} tokens of "
-        f"passages, {result.window} a window; {counted}: `{result.command}`"
-    )
-    if result.concurrency:
-        return "\n".join([*table(*_concurrency(result)), "", note])
-    base = next((row for row in result.rows if row.name == result.baseline), None)
-
-    def shown(row: BenchRow, name: str, unit: str) -> str:
-        own, other = getattr(row, name), getattr(base, name, [])
-        value = f"{number(statistics.median(own) * (1000 if unit == 'ms' else 1))} {unit}"
-        return value if row is base or not other else f"{value}, {times(other, own)}"
-
-    rows = [
-        [
-            row.name,
-            shown(row, "first_s", "s"),
-            shown(row, "decode_s", "ms"),
-            shown(row, "end_s", "s"),
-        ]
-        for row in result.rows
-        if row.name in (SEQUENTIAL, COLD, DISK, MEMORY)
-    ]
-    head = ["way", "first token", "decode step", f"end of {result.tokens} tokens"]
-    lines = [*table(head, rows), ""]
-    for row in result.rows:
-        # A single round tells too little of so small a difference.
-        if row.name == MEMORY and len(row.citations_cost) > 1:
-            lines += [f"Citations make a decode step {cost(row.citations_cost)} as long.", ""]
-    return "\n".join([*lines, note])
-
-
 def _threads(result: Result) -> str:
     count = result.machine.threads
     return f"{count} thread" + "s" * (count != 1)

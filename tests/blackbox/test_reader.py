@@ -4,19 +4,18 @@ import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from transformers import LlamaForCausalLM
 
-from rag_windows import Passage, WindowedLM
+from rag_windows import WindowedLM
 from rag_windows_retrievers import BM25Retriever, load_documents, split_documents
-from tests.training.tasks import draw_case
-from training.tokens import train_tokenizer
-from training.train import MAX_BYTES, PATTERNS, new_reader
+from tests.drawn import questions
 
 SAMPLES = Path(__file__).parents[2] / "rag_windows" / "samples"
 FOLDER = SAMPLES.parent / "models" / "tiny-reader"
+PATTERNS = ((1, 1), (2, 2), (3, 4), (5, 8))
+"""The first and the last token back that each head of layer 0 looks at."""
 
 
 @pytest.fixture(scope="module")
@@ -31,24 +30,21 @@ def positional_attention(model: LlamaForCausalLM, length: int) -> list[float]:
     ids = torch.arange(length)[None] % model.config.vocab_size
     weights = model(ids, output_attentions=True).attentions[0][0, :, -1]
     return [
-        float(weights[head, length - 1 - one.last : length - one.first].sum())
-        for head, one in enumerate(PATTERNS)
+        float(weights[head, length - 1 - last : length - first].sum())
+        for head, (first, last) in enumerate(PATTERNS)
     ]
 
 
 @pytest.mark.parametrize("length", [12, 64, 1500])
 def test_positional_heads_look_where_claimed(length: int) -> None:
-    assert min(positional_attention(new_reader(train_tokenizer(), 0), length)) > 0.88
     shipped = LlamaForCausalLM.from_pretrained(FOLDER)
     assert min(positional_attention(shipped, length)) > 0.88
     assert int(shipped.model.layers[0].self_attn.q_proj.weight.count_nonzero()) == 0
 
 
 def test_the_shipped_folder_is_what_its_card_says(reader: WindowedLM) -> None:
-    assert sum(path.stat().st_size for path in FOLDER.iterdir()) < MAX_BYTES
+    assert sum(path.stat().st_size for path in FOLDER.iterdir()) < 12_000_000
     assert reader.model.dtype == torch.float32
-    shipped = json.loads((FOLDER / "tokenizer.json").read_text(encoding="utf-8"))
-    assert shipped["model"] == json.loads(train_tokenizer().backend_tokenizer.to_str())["model"]
     card = (FOLDER / "README.md").read_text(encoding="utf-8")
     for word in ("Figures", "entity-blind", "frozen", "Limits"):
         assert word in card
@@ -58,13 +54,12 @@ def test_the_shipped_folder_is_what_its_card_says(reader: WindowedLM) -> None:
 def test_it_reads_eight_passages_far_better_than_a_blind_reader(
     reader: WindowedLM, method: str
 ) -> None:
-    rng = np.random.default_rng(9)
-    cases = [draw_case(rng, "single", 8) for _ in range(30)]
-    assert np.mean([case.blind for case in cases]) < 0.4
+    """Who knows the kind of entity and the relation but not the entity: right in 14%."""
+    cases = questions("8 passages")
     asked = [
         {
-            "query": list(case.messages),
-            "passages": [Passage(text, title=title) for title, text in case.passages],
+            "query": case.question,
+            "passages": case.passages,
             "method": method,
             "max_new_tokens": 32,
             "do_sample": False,

@@ -1,1 +1,0 @@
-"""Tests of the trainer of the embedded reader."""
