@@ -38,7 +38,7 @@ help: ## show this list
 demo: $(VENV)/.demo ## three questions over the sample corpus, sequentially and with windows
 	$(OFFLINE) $(BIN)/rag-windows demo $(ARGS)
 
-test: $(VENV)/.dev ## all tests: no network, no GPU, 5 minutes on 2 cores (ARGS="-k name")
+test: $(VENV)/.dev ## all tests but those of a fleet: no network, no GPU, 10 minutes on 2 cores (ARGS="-k name")
 	$(OFFLINE) $(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
 
 check: $(VENV)/.dev lint ## linters and the tests that matter most: for every change
