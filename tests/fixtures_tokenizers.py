@@ -316,6 +316,8 @@ BUILDERS = {
     "lower-bytes": lower_bytes,
 }
 NAMES = tuple(BUILDERS)
+CHAT = tuple(name for name in NAMES if name not in ("gpt2", "bert"))
+"""Those with a chat template."""
 LOSSLESS = set(NAMES) - {"qwen3", "unigram-nfkc", "bert", "lower-bytes"}
 """Where decoding gives the text back, character by character."""
 

@@ -218,24 +218,6 @@ def test_a_page_runs_as_it_stands(
                     _check(command, monkeypatch, servers)
 
 
-def asks(page: Path) -> bool:
-    """Whether the page's programs ask a retriever."""
-    return any(block.kind == "python" and ".retrieve(" in block.code for block in blocks(page))
-
-
-@pytest.mark.parametrize(
-    "page", [page for page in PAGES if asks(page)], ids=lambda path: str(path.relative_to(ROOT))
-)
-def test_a_page_s_programs_also_run_where_nothing_is_found(page: Path, folder: Path) -> None:
-    """Each question of the page becomes one that shares no word with the documents."""
-    namespace: dict[str, Any] = {"__name__": "__main__"}
-    with _as_before():
-        for block in blocks(page):
-            if block.kind == "python" and not block.gpu:
-                asked = re.sub(r'"[^"\n]*\?"', '"Xylophone?"', replaced(block.code))
-                _execute(block, asked, namespace)
-
-
 @contextlib.contextmanager
 def _as_before() -> Iterator[None]:
     """Takes back what a page changes for its whole process: LlamaIndex's settings."""

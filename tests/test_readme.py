@@ -1,4 +1,4 @@
-"""What the pages on PyPI promise beyond what `test_documents.py` asks of all pages."""
+"""What README shows of its programs' output."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.test_documents import PYPI
 from tests.test_repository import ROOT
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -34,16 +33,3 @@ def test_the_shipped_model_answers_as_shown(
 
 def shipped(code: str) -> bool:
     return 'from_pretrained("tiny-reader"' in code
-
-
-def test_the_first_example_is_ten_lines() -> None:
-    block = re.findall(r"^```python\n(.*?)^```", README, flags=re.DOTALL | re.MULTILINE)[0]
-    assert len([line for line in block.splitlines() if line.strip()]) <= 10
-
-
-@pytest.mark.parametrize("page", PYPI, ids=lambda path: path.parent.name)
-def test_a_page_on_pypi_has_absolute_links(page: Path) -> None:
-    """PyPI has no files beside the page."""
-    targets = re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8"))
-    assert targets
-    assert [target for target in targets if not target.startswith("https://")] == []

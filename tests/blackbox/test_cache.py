@@ -360,29 +360,21 @@ def test_a_request_from_memory_does_little_for_each_layer_and_each_window() -> N
     assert (asked(4, 34) - few) / 32 < 110
 
 
-ADAPTERS = {
-    "langchain": """
+ADAPTER = """
 from langchain_rag_windows import ChatRagWindows
 llm = ChatRagWindows(lm=lm, max_tokens=4)
 call = lambda: asyncio.run(llm.ainvoke("Who?")).content
-""",
-    "llama-index": """
-from llama_index.llms.rag_windows import RagWindowsLLM
-llm = RagWindowsLLM(lm=lm, max_tokens=4)
-call = lambda: asyncio.run(llm.acomplete("Who?")).text
-""",
-}
+"""
 
 
-@pytest.mark.parametrize("adapter", ADAPTERS)
 def test_a_child_has_threads_of_its_own_for_awaited_calls(
-    python: Process, small_folder: Path, adapter: str
+    python: Process, small_folder: Path
 ) -> None:
     done = python(
         FORKING
         + "import asyncio\n"
         + f"lm = WindowedLM.from_pretrained({str(small_folder)!r}, device_map=None)\n"
-        + ADAPTERS[adapter]
+        + ADAPTER
         + "first = call()\nprint(in_child(lambda: call() == first), call() == first)\n"
     )
     assert done.returncode == 0, done.stderr

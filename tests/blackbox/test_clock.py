@@ -20,7 +20,6 @@ TAIL = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}</s>{% endfor %}<|
 
 FINE = {
     "microseconds": "{{ strftime_now('%H:%M:%S.%f') }}",
-    "flags": "{{ strftime_now('%-d/%-m, %f') }}",
     "a joined format": "{% set f = '%' ~ 'f' %}{{ strftime_now('%Y-' ~ f) }}",
     "in a macro": "{% macro now() %}{{ strftime_now('%f') }}{% endmacro %}{{ now() }}",
     "asked for first": "{% if strftime_now is defined %}{{ strftime_now('%f%%') }}{% endif %}",
@@ -33,19 +32,16 @@ def wrapped(clock: str, *, cache: bool = False, **options: Any) -> WindowedLM:
     return small.templated(clock + TAIL, cache=stored, method="pcw", **options)
 
 
-@pytest.mark.parametrize("query", ["How deep?", SYSTEM, CONTINUED], ids=["one", "two", "begun"])
 @pytest.mark.parametrize("clock", FINE.values(), ids=FINE)
-def test_any_clock_is_one_time_for_a_request(clock: str, query: Any) -> None:
+def test_any_clock_is_one_time_for_a_request(clock: str) -> None:
     lm = wrapped(clock)
-    for _ in range(3):
+    for query in ("How deep?", SYSTEM, CONTINUED):
         assert lm.generate(query, PASSAGES, max_new_tokens=1).token_ids
         assert lm.generate(query, max_new_tokens=1).token_ids
 
 
-@pytest.mark.parametrize("before", ["", "\n", "  \n ", "{# said #} "])
-@pytest.mark.parametrize(
-    "form", ["%d %b %Y", "%A, %B %-d; 100%%d", "%%", "%Y%m%d", "%c and %x", "no directive"]
-)
+@pytest.mark.parametrize("before", ["", "  \n ", "{# said #} "])
+@pytest.mark.parametrize("form", ["%A, %B %-d; 100%%d", "%c and %x"])
 def test_the_text_is_that_of_transformers(form: str, before: str) -> None:
     clock = f"{before}<{{{{ strftime_now('{form}') }}}}>"
     lm = wrapped(clock)

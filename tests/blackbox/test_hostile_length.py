@@ -95,23 +95,11 @@ ASKED = ("user", "Who?")
 @pytest.mark.parametrize(
     ("prompt", "rest"),
     [
-        (PromptTemplate("Context: {context_str}\nQuery: {query_str}\n{rules}"), TAKEN),
         (PromptTemplate("{rules}\n---\n{context_str}\n---\n{query_str}\nAnswer: "), TAKEN),
-        (PromptTemplate("{rules} {context_str}\n{query_str}"), TAKEN),
         (PromptTemplate("{query_str}\nObey:\n{context_str}\n{rules}\nNow:\n"), f"Obey:\n{TAKEN}"),
-        (RichPromptTemplate("{{ rules }}\n{{ context_str }}\n{{ query_str }}\nAnswer:"), TAKEN),
         (
             RichPromptTemplate("{{ rules | upper }}\n{{ context_str }}\n{{ query_str }}"),
             TAKEN.upper(),
-        ),
-        (
-            PromptTemplate(
-                "{context_str}\n{query_str}\n{rules}",
-                function_mappings={
-                    "rules": lambda **values: values["rules"][::-1][::-1] + "!\nNote:"
-                },
-            ),
-            f"{TAKEN}!\nNote:",
         ),
     ],
 )

@@ -6,7 +6,6 @@ Every architecture, layout and rule; then identities that hold without any refer
 from __future__ import annotations
 
 import copy
-import itertools
 
 import pytest
 import torch
@@ -17,9 +16,14 @@ from . import dense, engine, tolerances, zoo
 from .cases import CASES, RULES, Case, case, expected, expected_steps, plain
 from .dense import Rule
 
+FEW = (
+    *("llama", "gpt2", "gemma2", "gemma3_text-sliding"),
+    *("gpt_oss", "mistral-sliding", "gemma4_text", "opt"),
+)
+"""Some of each kind: learned positions, sliding layers, soft caps, sinks."""
 # All rules where every kind of window occurs; the other layouts with those that weigh it most.
 PREFILLS = [
-    *(("ragged", ruled) for ruled in RULES),
+    *(("ragged", ruled) for ruled in RULES if ruled != "as used"),
     ("no prefix", "as printed"),
     ("no prefix", "as used"),
     ("long prefix", "as used, sharp"),
@@ -31,8 +35,13 @@ STEPS = [
 ]
 
 
-@pytest.mark.parametrize("name", zoo.NAMES)
-@pytest.mark.parametrize(("which", "ruled"), PREFILLS)
+@pytest.mark.parametrize(
+    ("name", "which", "ruled"),
+    [
+        *((name, "ragged", "as used") for name in zoo.NAMES),
+        *((name, *layout) for name in FEW for layout in PREFILLS),
+    ],
+)
 def test_prefill(name: str, which: str, ruled: str) -> None:
     one, rule = CASES[which], RULES[ruled]
     rows = engine.logits(name, one, engine.method(rule))
@@ -53,19 +62,9 @@ def test_each_decoded_step(name: str, ruled: str) -> None:
 
 
 @pytest.mark.parametrize("name", zoo.NAMES)
-def test_greedy_tokens(name: str) -> None:
-    one, rule = CASES["ragged"], RULES["as used"]
-    context = engine.encoded(name, one, engine.method(rule))
-    tokens = engine.shared(name).generate_ids(context, one.query, max_new_tokens=5)
-    assert len(tokens) == 5
-    assert expected_steps(name, one, rule, tokens).argmax(-1).tolist() == tokens
-
-
-@pytest.mark.parametrize("name", zoo.NAMES)
-@pytest.mark.parametrize("ruled", ["pcw", "as used"])
-def test_bf16(name: str, ruled: str) -> None:
+def test_bf16(name: str) -> None:
     """Within a bound taken from the model's own bf16 error on the same tokens."""
-    entry, one, rule = zoo.BY_NAME[name], CASES["ragged"], RULES[ruled]
+    entry, one, rule = zoo.BY_NAME[name], CASES["ragged"], RULES["as used"]
     model = zoo.build(entry, dtype=torch.bfloat16)
     exact = copy.deepcopy(model).float()
     rows = engine.rows(engine.wrap(model), one, rule)
@@ -75,17 +74,15 @@ def test_bf16(name: str, ruled: str) -> None:
 
 
 @pytest.mark.parametrize("name", zoo.NAMES)
-@pytest.mark.parametrize("prefix", [0, 5])
-def test_one_window_is_full_attention(name: str, prefix: int) -> None:
-    one = case(prefix, (21,), 6)
+def test_one_window_is_full_attention(name: str) -> None:
+    one = case(5, (21,), 6)
     tolerances.agree(engine.logits(name, one, PCW()), plain(name, one))
 
 
 @pytest.mark.parametrize("name", zoo.NAMES)
-@pytest.mark.parametrize("ruled", ["pcw", "as used"])
-def test_no_window_is_the_plain_model(name: str, ruled: str) -> None:
+def test_no_window_is_the_plain_model(name: str) -> None:
     one = case(9, (), 6)
-    tolerances.agree(engine.logits(name, one, engine.method(RULES[ruled])), plain(name, one))
+    tolerances.agree(engine.logits(name, one, engine.method(RULES["as used"])), plain(name, one))
 
 
 @pytest.mark.parametrize("name", zoo.NAMES)
@@ -111,13 +108,11 @@ def test_sequential_is_the_plain_model(name: str) -> None:
     tolerances.agree(engine.logits(name, one, Sequential()), plain(name, one))
 
 
-@pytest.mark.parametrize("name", zoo.NAMES)
-def test_order_of_windows_does_not_matter(name: str) -> None:
+def test_order_of_windows_does_not_matter() -> None:
     one, method = CASES["ragged"], engine.method(RULES["as used"])
-    first = engine.logits(name, one, method)
-    for order in itertools.islice(itertools.permutations(one.windows), 1, None, 7):
-        other = Case(one.prefix, list(order), one.query)
-        tolerances.agree(engine.logits(name, other, method), first)
+    other = Case(one.prefix, one.windows[::-1], one.query)
+    both = (engine.logits("gpt_oss", each, method) for each in (other, one))
+    tolerances.agree(*both)
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma2", "gpt_oss"])
@@ -151,8 +146,10 @@ def test_long_decode_through_many_windows(name: str) -> None:
     tolerances.agree(steps, expected_steps(name, one, rule, forced))
 
 
-@pytest.mark.parametrize("name", zoo.NAMES)
-@pytest.mark.parametrize("which", CASES)
+@pytest.mark.parametrize(
+    ("name", "which"),
+    dict.fromkeys([*((one, "ragged") for one in zoo.NAMES), *(("gpt_oss", one) for one in CASES)]),
+)
 def test_explicit_softmax_is_the_masked_forward(name: str, which: str) -> None:
     entry, one = zoo.BY_NAME[name], CASES[which]
     packed = dense.pack(one.prefix, one.windows, one.query)

@@ -114,17 +114,14 @@ def sharp(model: PreTrainedModel) -> None:
             layer.self_attn.q_proj.weight *= 8
 
 
-@pytest.mark.parametrize("with_text", [True, False], ids=["text", "ids"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("seed", [0, 1, 2])
 @pytest.mark.parametrize("changed", [untrained_control_tokens, sharp])
 def test_a_model_that_reads_text_is_served_in_its_own_dtype(
-    changed: Callable[[PreTrainedModel], None], seed: int, dtype: torch.dtype, with_text: bool
+    changed: Callable[[PreTrainedModel], None], dtype: torch.dtype
 ) -> None:
-    model = small.build(seed)
+    model = small.build()
     changed(model)
-    tokenizer = small.tokenizer() if with_text else None
-    WindowedLM.from_pretrained(model.to(dtype), tokenizer=tokenizer)
+    WindowedLM.from_pretrained(model.to(dtype), tokenizer=small.tokenizer())
 
 
 class Unplaced(LlamaForCausalLM):
@@ -134,19 +131,12 @@ class Unplaced(LlamaForCausalLM):
         return super().forward(*args, **kwargs)
 
 
-@pytest.mark.parametrize("changed", [None, sharp])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("with_text", [True, False], ids=["text", "ids"])
-def test_a_refusal_names_the_number_the_limit_and_what_to_try(
-    with_text: bool, dtype: torch.dtype, changed: Callable[[PreTrainedModel], None] | None
-) -> None:
+def test_a_refusal_names_the_number_the_limit_and_what_to_try(dtype: torch.dtype) -> None:
     model = small.build()
-    if changed is not None:
-        changed(model)
     model.__class__ = Unplaced
-    tokenizer = small.tokenizer() if with_text else None
     with pytest.raises(UnsupportedModelError) as caught:
-        WindowedLM.from_pretrained(model.to(dtype), tokenizer=tokenizer)
+        WindowedLM.from_pretrained(model.to(dtype), tokenizer=small.tokenizer())
     message = str(caught.value)
     off, limit, own = (float(one) for one in re.findall(r"([\d.]+)%", message))
     assert off > limit >= own

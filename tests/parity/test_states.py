@@ -12,9 +12,7 @@ import torch
 from torch import Tensor
 
 from rag_windows import APE, PCED, MethodError, ParallelEnsemble, WindowedLM
-from rag_windows.cache.codec import settle
-from rag_windows.kv import Window
-from rag_windows.methods import resolve
+from rag_windows.interchange import resolve
 
 from . import engine, states, tolerances, zoo
 from .cases import CASES, Case
@@ -42,8 +40,10 @@ def behind(name: str, one: Case, texts: Sequence[Sequence[int]], forced: Sequenc
     return torch.stack(rows)
 
 
-@pytest.mark.parametrize("layout", ["ragged", "no prefix"])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    ("name", "layout"),
+    [*((name, "ragged") for name in NAMES), *((name, "no prefix") for name in FEW)],
+)
 def test_experts(name: str, layout: str) -> None:
     lm, one = states.shared(name), CASES[layout]
     assert lm.method == PCED()
@@ -208,22 +208,3 @@ def test_a_context_of_another_model_is_refused() -> None:
     dense = engine.shared("llama").encode_ids(one.prefix, one.windows, method=APE())
     with pytest.raises(Exception, match="encoded by another model"):
         states.shared("qwen3_5_text").logits(dense, one.query)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_eight_bits_lose_as_little_as_they_do_of_keys(name: str) -> None:
-    """Keys and values of Llama lose 6e-4 by it."""
-    lm, one = states.shared(name), CASES["ragged"]
-    context = lm.encode_ids(one.prefix, one.windows)
-    exact = lm.logits(context, one.query)
-    small = [settle("int8", window) for window in context.each]
-    assert all(torch.equal(*pair) for pair in same_again(small))
-    found = lm.logits(context.narrowed(small, context.groups), one.query)
-    assert float((found - exact).norm() / exact.norm()) <= 1e-2
-
-
-def same_again(windows: Sequence[Window]) -> list[tuple[Tensor, Tensor]]:
-    """Tensors of windows, and what a second packing makes of them."""
-    again = [settle("int8", window) for window in windows]
-    pairs = zip(windows, again, strict=True)
-    return [two for a, b in pairs for two in zip(a.tensors, b.tensors, strict=True)]

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import torch
 
-from rag_windows import PassageCache, WindowedLM, kv
+from rag_windows import CacheError, PassageCache, WindowedLM, kv
 from rag_windows.attention import backends, native_kernel
 from rag_windows.cache.codec import INT8, Stored, decode, encode, settle
-from rag_windows.errors import CacheError
-from rag_windows.kv import Window, Windows
+from rag_windows.interchange import Window
+from rag_windows.kv import Windows
 from rag_windows.steps.query_attention import AttentionLayout, attention_paid
 from tests.rag_windows import small
 from tests.rag_windows.attention import stand_in

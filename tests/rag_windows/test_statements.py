@@ -9,7 +9,7 @@ import pytest
 
 from rag_windows import Citation, Generation, WindowedLM
 from rag_windows.citations import SUPPORT_NATS, judged
-from rag_windows.results import carried
+from rag_windows.integration import carried
 from tests.rag_windows import small
 
 PASSAGES = ["The mill is in Norby. It is old.", "Goats eat grass.", "A steep road leads there."]

@@ -11,7 +11,7 @@ import torch
 from transformers import LogitsProcessor, LogitsProcessorList
 
 from rag_windows import Chunk, GenerationError, LimitError, WindowedLM
-from rag_windows.request import PassageLike
+from rag_windows.integration import PassageLike
 from tests.rag_windows import small
 
 PASSAGES: list[PassageLike] = [

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rag_windows import PCW, PassageCache, Sequential
-from rag_windows.kv import Window
+from rag_windows.interchange import Window
 from rag_windows.prefill import EncodingPlan, PlannedWindow, packed
 from rag_windows.windows import Obtained, WindowStore
 from tests.rag_windows import small

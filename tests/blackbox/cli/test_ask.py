@@ -100,7 +100,7 @@ def test_hostile_text_is_shown_spelled_out(
     assert told.stdout.isascii()
 
 
-@pytest.mark.parametrize("width", [28, 40, 60, 80, 120])
+@pytest.mark.parametrize("width", [28, 120])
 def test_weights_are_whole_on_any_terminal(
     run: Run, monkeypatch: pytest.MonkeyPatch, width: int
 ) -> None:
@@ -375,24 +375,23 @@ def test_json_has_the_notes_that_a_terminal_shows(
     assert answer["stderr"] == "".join(f"Note: {one}\n" for one in answer["notes"])
 
 
-@pytest.mark.parametrize("place", range(4))
-def test_a_bar_shows_a_share_of_the_whole(
-    run: Run, monkeypatch: pytest.MonkeyPatch, place: int
-) -> None:
+def test_a_bar_shows_a_share_of_the_whole(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "120")
     shown = run("ask", "What does Zelwick Academy make?", "--top-k", "4").stdout
-    row = [line for line in shown.splitlines() if ".md#1" in line][place]
-    eighths = sum("▏▎▍▌▋▊▉█".find(one) + 1 for one in row)
-    share = float(row.split()[-1].removesuffix("%")) / 100
-    assert abs(eighths - 16 * 8 * share) < 1, row
+    rows = [line for line in shown.splitlines() if ".md#1" in line]
+    assert len(rows) == 4
+    for row in rows:
+        eighths = sum("▏▎▍▌▋▊▉█".find(one) + 1 for one in row)
+        share = float(row.split()[-1].removesuffix("%")) / 100
+        assert abs(eighths - 16 * 8 * share) < 1, row
 
 
-@pytest.mark.parametrize("name", ["notes", "a-very-long-name-of-a-folder", "x" * 60])
-@pytest.mark.parametrize("width", [30, 70, 120])
+@pytest.mark.parametrize("width", [30, 120])
 def test_long_ids_are_shown_with_both_ends(
-    run: Run, docs: Path, model: str, monkeypatch: pytest.MonkeyPatch, name: str, width: int
+    run: Run, docs: Path, model: str, monkeypatch: pytest.MonkeyPatch, width: int
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(width))
+    name = "x" * 60
     path = Path("runbooks") / name
     path.mkdir(parents=True)
     (path / "harbour.md").write_text("The harbour of Halden.")

@@ -46,12 +46,6 @@ def bad(docs: Path, model: str) -> Path:
         ("--method magic", "Unknown method 'magic'"),
         ("--method pcw --rag-scale 0.9", "'pcw' has no parameter 'scale' (it has none)"),
         ("--method ape:scale=1 --rag-scale 0.9", "set the same number"),
-        ("--method ape:heat=1", "no parameter 'heat'"),
-        ("--method ape:0.9", "'0.9'"),
-        ("--method ape:", "each parameter once as name=value"),
-        ("--method ape:scale=warm", "'warm'"),
-        ("--method deep-thinking:reader=ape", "by name, 'deep-thinking+ape'"),
-        ("--method deep-thinking+pcw --rag-scale 1", "has no parameter 'scale'"),
         ("--rag-temperature 0", "APE temperature must be a finite number above 0"),
         ("--link-tokens most", "tokens"),
         ("--link-tokens 1.5", "tokens"),
@@ -164,29 +158,16 @@ def test_help_names_what_a_command_takes(run: Run, command: str) -> None:
 
 NO_MODEL = ("--model", "no-such-model")
 UNREAD = ("--docs", "no-such-folder", *NO_MODEL)
-LATE = [
-    (("--method", "magic"), "Unknown method 'magic'"),
-    (("--method", "ape:heat=1"), "no parameter 'heat'"),
-    (("--rag-temperature", "0"), "APE temperature must be"),
-    (("--profile", "none.json"), "'none.json' can't be used"),
-    (("--device", "cuda:99"), "--device cuda:99 can't be used"),
-]
-
-
-@pytest.mark.parametrize(("given", "message"), LATE)
-@pytest.mark.parametrize("command", [("ask", QUESTION), ("chat",), ("serve",)])
-def test_options_are_checked_before_documents_and_models_are_read(
-    run: Run, docs: Path, command: tuple[str, ...], given: tuple[str, ...], message: str
-) -> None:
-    assert message in refused(run, *command, *UNREAD, *given, stdin="Who?\n")
 
 
 @pytest.mark.parametrize(
     ("args", "message"),
     [
+        (("ask", QUESTION, *UNREAD, "--profile", "none.json"), "'none.json' can't be used"),
+        (("chat", *UNREAD, "--rag-temperature", "0"), "APE temperature must be"),
+        (("serve", *UNREAD, "--method", "ape:heat=1"), "no parameter 'heat'"),
         (("compare", *UNREAD, "--methods", "pcw,magic"), "Unknown method 'magic'"),
         (("compare", *UNREAD, "--grid", "magic"), "Unknown method 'magic'"),
-        (("compare", *UNREAD, "--device", "cuda:99"), "--device cuda:99 can't be used"),
         (("warm", *UNREAD, "--device", "cuda:99"), "--device cuda:99 can't be used"),
         (("ask", QUESTION, *UNREAD, "--link-tokens", "1.5"), "tokens"),
         (("chat", *UNREAD, "--link-tokens", "all", "--method", "ensemble"), "ensemble"),

@@ -322,19 +322,6 @@ def test_passages_are_found_by_meaning(run: Run, indexed: Indexed, docs: Path, m
         assert found(told)[0] == "docs/more.jsonl:2#1"
 
 
-@pytest.mark.parametrize(
-    "args", [["--help"], ["index", "--help"], ["ask", "What does Zelwick Academy make?"]]
-)
-def test_what_needs_no_index_loads_no_database(python: Process, args: list[str]) -> None:
-    done = python(
-        "import sys\nfrom rag_windows.cli.commands import app\n"
-        f"sys.argv = ['rag-windows', *{args!r}]\n"
-        "try:\n    app()\nfinally:\n"
-        "    assert not {'apsw', 'sqlite_vec'} & set(sys.modules)\n    print('light')"
-    )
-    assert done.stdout.endswith("light\n"), done.stderr
-
-
 def test_a_name_that_could_mean_two_files_is_refused(
     run: Run, indexed: Indexed, docs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -29,14 +29,10 @@ def test_a_question_comes_with_an_instruction(
     assert answer["usage"]["prompt_tokens"] - bare >= len(sent or "")
 
 
-@pytest.mark.parametrize("given", [(), OWN, NONE], ids=str)
-def test_a_conversation_comes_with_one_in_every_turn(
-    run: Run, docs: Path, model: str, given: tuple[str, ...]
-) -> None:
-    options = ("--docs", "docs", "--model", model, "--json", "--max-new-tokens", "2", *given)
+def test_a_conversation_comes_with_one_in_every_turn(run: Run, docs: Path, model: str) -> None:
+    options = ("--docs", "docs", "--model", model, "--json", "--max-new-tokens", "2")
     answers = run("chat", *options, stdin=f"{QUESTION}\nAnd the lamps?\n").stdout.splitlines()
-    wanted = {(): INSTRUCTION, OWN: OWN[1], NONE: None}[given]
-    assert [json.loads(one)["system"] for one in answers] == [wanted, wanted]
+    assert [json.loads(one)["system"] for one in answers] == [INSTRUCTION] * 2
 
 
 @pytest.mark.parametrize("given", [(), OWN, NONE], ids=str)
@@ -50,11 +46,8 @@ def test_windows_that_warm_encodes_serve_the_questions(
     assert ask(*other)["usage"]["cached_tokens"] == 0
 
 
-@pytest.mark.parametrize(
-    ("given", "sent"), [((), INSTRUCTION), (OWN, OWN[1]), (NONE, None)], ids=str
-)
 def test_a_comparison_has_the_instruction_of_the_questions(
-    run: Run, model: str, monkeypatch: pytest.MonkeyPatch, given: Any, sent: str | None
+    run: Run, model: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[Any] = []
 
@@ -63,8 +56,8 @@ def test_a_comparison_has_the_instruction_of_the_questions(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(WindowedLM, "compare", compare)
-    run("compare", "--model", model, "--no-cache", *given)
-    assert seen == [sent]
+    run("compare", "--model", model, "--no-cache")
+    assert seen == [INSTRUCTION]
 
 
 @pytest.mark.parametrize(

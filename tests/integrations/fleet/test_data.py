@@ -25,7 +25,7 @@ from tests.blackbox.test_evaluation import inscit_data
 
 small_folder, run = blackbox.small_folder, blackbox.run
 
-pytestmark = pytest.mark.usefixtures("cluster")
+pytestmark = [pytest.mark.fleet, pytest.mark.usefixtures("cluster")]
 
 FILES, LINES = 16, 640
 PASSAGES = FILES + LINES

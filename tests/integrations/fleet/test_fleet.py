@@ -15,10 +15,12 @@ from ray import serve
 
 from rag_windows import Passage, WindowedLM
 from rag_windows_server import Keys
-from rag_windows_server.fleet.reader import Reader, Relayed
+from rag_windows_server.fleet.reader import Relayed
 from rag_windows_server.fleet.routing import RoutedQuestion, passage_number
 from tests.integrations.fleet.conftest import KEYS, NAME, Deploy
 from tests.integrations.server.test_chat import DOCUMENTS, QUESTION, ask, body, events
+
+pytestmark = pytest.mark.fleet
 
 CHAT = "/v1/chat/completions"
 END = {"2": -100}
@@ -260,18 +262,3 @@ async def test_no_request_is_lost_while_readers_are_replaced(
     after = set(await samples(client, "rag_windows_batch_rows"))
     assert len(after) == 2
     assert not before & after
-
-
-async def test_a_reader_whose_model_fails_is_not_healthy() -> None:
-    class Failing:
-        cache = None
-
-        def generate(self, *_: Any, **__: Any) -> None:
-            raise RuntimeError("CUDA error: device-side assert triggered")
-
-    reader: Any = Reader.__new__(Reader)
-    reader._lm, reader._failed = Failing(), False
-    await reader.check_health()
-    reader._failed = True
-    with pytest.raises(RuntimeError, match="device-side"):
-        await reader.check_health()

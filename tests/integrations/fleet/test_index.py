@@ -7,9 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 
 from rag_windows_retrievers import Document, Index
 from tests.integrations.fleet.conftest import KEYS, Deploy
+
+pytestmark = pytest.mark.fleet
 
 CHAT = "/v1/chat/completions"
 ASKED = {

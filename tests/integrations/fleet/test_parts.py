@@ -277,3 +277,18 @@ async def test_a_new_reader_learns_what_was_deleted() -> None:
         answer = json.loads(messages[1]["body"])
         found.append([one["id"] for one in answer["choices"][0]["message"]["citations"]])
     assert found == [["z#1", "z#2"], ["z#1"], []]
+
+
+async def test_a_reader_whose_model_fails_is_not_healthy() -> None:
+    class Failing:
+        cache = None
+
+        def generate(self, *_: Any, **__: Any) -> None:
+            raise RuntimeError("CUDA error: device-side assert triggered")
+
+    reader: Any = Reader.__new__(Reader)
+    reader._lm, reader._failed = Failing(), False
+    await reader.check_health()
+    reader._failed = True
+    with pytest.raises(RuntimeError, match="device-side"):
+        await reader.check_health()

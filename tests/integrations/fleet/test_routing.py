@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rag_windows import Passage, PassageCache
-from rag_windows.request import content_label
+from rag_windows.integration import labels_of
 from rag_windows_server.fleet import routing
 from rag_windows_server.fleet.routing import ROUTINGS, Replica, RoutedQuestion
 
@@ -160,7 +160,7 @@ def test_a_passage_has_the_number_that_a_cache_gives_its_content(
     salt: str | bytes | None,
 ) -> None:
     cache = PassageCache("1MB", salt=salt)
-    (digest,) = cache.digests(content_label(PASSAGE))
+    (digest,) = cache.digests(labels_of(PASSAGE)[0])
     number = routing.passage_number(salt, PASSAGE)
     assert number == routing.number_of(digest) < 2**32
     assert routing.passage_number(b"ours", PASSAGE) == routing.passage_number("ours", PASSAGE)

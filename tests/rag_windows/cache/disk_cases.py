@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from rag_windows.cache import catalog, codec, disk, entry_file
-from rag_windows.kv import Window
+from rag_windows.interchange import Window
 
 FULL = os.environ.get("RAG_WINDOWS_FAULTS") == "full"
 """Whether every case is run; else a sample that fits into the time all tests have."""

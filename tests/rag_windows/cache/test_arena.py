@@ -23,7 +23,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from rag_windows import CacheError, PassageCache, WindowedLM
 from rag_windows.attention import cuda
 from rag_windows.cache.arena import ArenaTier, Ranges
-from rag_windows.kv import Window
+from rag_windows.interchange import Window
 from tests.parity import zoo
 from tests.rag_windows import small
 from tests.rag_windows.attention import asked, stand_in

@@ -17,7 +17,7 @@ from rag_windows import (
     PassageCache,
     WindowedLM,
 )
-from rag_windows.request import content_label
+from rag_windows.integration import labels_of
 from tests.rag_windows import small
 
 PASSAGES = [
@@ -113,17 +113,17 @@ def test_what_memory_holds_is_told_by_its_content(tmp_path: Path) -> None:
     assert cache.resident() == set()
     ask(model(cache))
     ask(model(theirs), [Passage("The first.", id="another")])
-    ours = {*cache.digests([content_label(one) for one in PASSAGES])}
-    told = ours | {*theirs.digests(content_label(PASSAGES[0]))}
+    ours = {*cache.digests([labels_of(one)[0] for one in PASSAGES])}
+    told = ours | {*theirs.digests(labels_of(PASSAGES[0])[0])}
     assert len(told) == 4
     assert cache.resident() == theirs.resident() == told
     cache.invalidate("two")
-    assert cache.resident() == told - {*cache.digests(content_label(PASSAGES[1]))}
+    assert cache.resident() == told - {*cache.digests(labels_of(PASSAGES[1])[0])}
     cache.flush()
     with PassageCache("1MB", path=tmp_path / "w") as later:
         assert later.resident() == set()  # on disk is not resident
         ask(model(later), [Passage("The third.", title=None, id="else")])
-        assert later.resident() == {*cache.digests(content_label(PASSAGES[2]))}
+        assert later.resident() == {*cache.digests(labels_of(PASSAGES[2])[0])}
 
 
 @pytest.mark.parametrize("how", ["clear", "invalidate", "remove"])

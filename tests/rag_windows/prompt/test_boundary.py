@@ -4,6 +4,7 @@ ordinary ones where those hold no control token.
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import pytest
@@ -14,10 +15,11 @@ from transformers import ByT5Tokenizer, PreTrainedTokenizerFast
 
 from rag_windows import Passage, PromptError
 from rag_windows.integration import Boundary, Piece
-from rag_windows.prompt.builder import Prompt
-from tests.fixtures_tokenizers import ALPHABET, LOSSLESS, NAMES, SENTENCES, build
+from rag_windows.interchange import Prompt
+from tests.fixtures_tokenizers import ALPHABET, CHAT, LOSSLESS, NAMES, SENTENCES, build
+from tests.rag_windows.cache.disk_cases import FULL
 
-TEXTS = 10_000
+TEXTS = 10_000 if FULL else 2_000
 AT_ONCE = 10  # drawing several texts for an example saves most of Hypothesis' own time
 EXAMPLES = -(-TEXTS // (AT_ONCE * len(NAMES)))
 HOSTILE: Any = {
@@ -27,15 +29,24 @@ HOSTILE: Any = {
     "suppress_health_check": [HealthCheck.too_slow],
 }
 
-BOUNDARIES = {name: Boundary(build(name)) for name in NAMES}
-PROMPTS = {name: Prompt(build(name), header="number+title") for name in NAMES}
 BYTE_COMPLETE = {name for name in NAMES if name != "bert"}
-CHAT = [name for name in NAMES if build(name).chat_template]
 BENIGN = "the harbour"
 
 
-def forbidden(tokenizer: Any) -> set[int]:
+@functools.cache
+def boundary_of(name: str) -> Boundary:
+    return Boundary(build(name))
+
+
+@functools.cache
+def prompt_of(name: str) -> Prompt:
+    return Prompt(build(name), header="number+title")
+
+
+@functools.cache
+def forbidden(name: str) -> set[int]:
     """The rule once more, written from the tokenizer's own attributes."""
+    tokenizer = build(name)
     ids = {i for i in tokenizer.all_special_ids if i is not None}
     for id_, token in tokenizer.added_tokens_decoder.items():
         if token.special or token.content.replace("▁", " ").strip():
@@ -43,12 +54,10 @@ def forbidden(tokenizer: Any) -> set[int]:
     return ids
 
 
-FORBIDDEN = {name: forbidden(build(name)) for name in NAMES}
-# Vocabularies without bytes lack some characters and words.
-BAD = {
-    name: FORBIDDEN[name] - {None if name in BYTE_COMPLETE else build(name).unk_token_id}
-    for name in NAMES
-}
+@functools.cache
+def bad(name: str) -> set[int]:
+    """Vocabularies without bytes lack some characters and words."""
+    return forbidden(name) - (set() if name in BYTE_COMPLETE else {build(name).unk_token_id})
 
 
 def control_spellings(tokenizer: Any) -> list[str]:
@@ -57,6 +66,7 @@ def control_spellings(tokenizer: Any) -> list[str]:
     return sorted(name for name in names if name.replace("▁", " ").strip())
 
 
+@functools.cache
 def hostile_texts(name: str) -> st.SearchStrategy[str]:
     """Words, any characters, and control tokens: whole, cut, nested, in other spellings."""
     spelled = st.sampled_from(control_spellings(build(name)))
@@ -76,9 +86,6 @@ def hostile_texts(name: str) -> st.SearchStrategy[str]:
     return st.lists(st.one_of(parts), min_size=1, max_size=5).map("".join)
 
 
-TEXTS_OF = {name: hostile_texts(name) for name in NAMES}
-
-
 def shown(name: str, ids: Any) -> str:
     """Decoded text, byte tokens joined to characters; ▁, as SentencePiece writes spaces, is one."""
     shown = build(name).decode(ids, clean_up_tokenization_spaces=False)
@@ -91,11 +98,11 @@ def squeezed(text: str) -> str:
 
 def check(name: str, text: str) -> None:
     """No control token in the ids, the whole text in them, and the ordinary ids where possible."""
-    tokenizer, boundary, lossless = build(name), BOUNDARIES[name], name in LOSSLESS
+    tokenizer, boundary, lossless = build(name), boundary_of(name), name in LOSSLESS
     anchor = boundary.encode("x")
     for at in ("start", "text"):
         ids = boundary.encode(text, at)
-        assert not BAD[name].intersection(ids)
+        assert not bad(name).intersection(ids)
         if lossless and at == "text":
             assert shown(name, anchor + ids).lstrip(" ") == f"x{text}".replace("▁", " ")
         elif lossless:
@@ -108,7 +115,7 @@ def check(name: str, text: str) -> None:
             made = made if normalizer is None else normalizer.normalize_str(made)
             assert squeezed(made) == squeezed(kept)
     ordinary = tokenizer(text, add_special_tokens=False)["input_ids"]
-    if not FORBIDDEN[name].intersection(ordinary) and "<0x" not in text:
+    if not forbidden(name).intersection(ordinary) and "<0x" not in text:
         assert boundary.encode(text) == ordinary
 
 
@@ -116,10 +123,10 @@ def check(name: str, text: str) -> None:
 @settings(max_examples=EXAMPLES, **HOSTILE)
 @given(data=st.data())
 def test_hostile_texts(name: str, data: st.DataObject) -> None:
-    texts = data.draw(st.lists(TEXTS_OF[name], min_size=AT_ONCE, max_size=AT_ONCE))
+    texts = data.draw(st.lists(hostile_texts(name), min_size=AT_ONCE, max_size=AT_ONCE))
     for text in texts:
         check(name, text)
-    boundary = BOUNDARIES[name]
+    boundary = boundary_of(name)
     *read, benign, unreadable = boundary.encode_plain([*texts, BENIGN, "\ud800"], "text")
     for ids, text in zip(read, texts, strict=True):
         assert ids is None or ids == boundary.encode(text, "text")
@@ -141,13 +148,13 @@ def test_every_control_token_whole_nested_doubled_and_cut(name: str) -> None:
 
 
 def controls(name: str, ids: Any) -> list[int]:
-    return [i for i in ids if i in BAD[name]]
+    return [i for i in ids if i in bad(name)]
 
 
 def check_prompt(name: str, text: str, other: str) -> None:
     """Text in every place of a prompt leaves the control tokens that harmless words leave."""
     hostile, harmless = (
-        PROMPTS[name].build(
+        prompt_of(name).build(
             [
                 {"role": "user", "content": a},
                 {"role": "assistant", "content": f"{b}."},
@@ -158,7 +165,7 @@ def check_prompt(name: str, text: str, other: str) -> None:
         )
         for a, b in ((text, other), (BENIGN, BENIGN))
     )
-    assert not any(BAD[name].intersection(window.ids) for window in hostile.windows)
+    assert not any(bad(name).intersection(window.ids) for window in hostile.windows)
     assert controls(name, hostile.prefix_ids) == controls(name, harmless.prefix_ids)
     assert controls(name, hostile.query_ids) == controls(name, harmless.query_ids)
 
@@ -175,7 +182,7 @@ def test_every_control_token_cut_at_every_border_of_a_prompt(name: str) -> None:
 @settings(max_examples=12, **HOSTILE)
 @given(data=st.data())
 def test_hostile_texts_in_every_place_of_a_prompt(name: str, data: st.DataObject) -> None:
-    text, other = (data.draw(TEXTS_OF[name]) for _ in range(2))
+    text, other = (data.draw(hostile_texts(name)) for _ in range(2))
     check_prompt(name, text if text.strip() else BENIGN, other if other.strip() else BENIGN)
 
 
@@ -192,7 +199,7 @@ def test_a_message_cannot_finish_a_token_that_the_template_began(name: str) -> N
                 assert controls(name, prompt.build(text, []).query_ids) == expected
                 parts = prompt.build(text, [Passage(content[cut:]), Passage(content[:cut])])
                 assert controls(name, parts.prefix_ids + parts.query_ids) == expected
-                assert not any(BAD[name].intersection(w.ids) for w in parts.windows)
+                assert not any(bad(name).intersection(w.ids) for w in parts.windows)
 
 
 def added(*tokens: str | AddedToken, **special: str) -> PreTrainedTokenizerFast:
@@ -206,7 +213,7 @@ def added(*tokens: str | AddedToken, **special: str) -> PreTrainedTokenizerFast:
 def test_runs_of_spaces_in_the_added_tokens_are_ordinary_text() -> None:
     tokenizer = build("gpt-neox")
     text = "the        sea wall <|sep|>   end"
-    ids = BOUNDARIES["gpt-neox"].encode(text)
+    ids = boundary_of("gpt-neox").encode(text)
     assert tokenizer.convert_tokens_to_ids(" " * 8) in ids
     assert tokenizer.convert_tokens_to_ids("<|sep|>") not in ids
     assert tokenizer.decode(ids) == text
@@ -215,12 +222,12 @@ def test_runs_of_spaces_in_the_added_tokens_are_ordinary_text() -> None:
 @pytest.mark.parametrize("name", ["llama2", "gemma", "unigram"])
 def test_the_name_of_a_byte_is_not_the_byte(name: str) -> None:
     for text in ("<0x0A>", "x <0x41>y\n<0x0A", "<0x<0x0A>0A>"):
-        assert shown(name, BOUNDARIES[name].encode(text)) == text
+        assert shown(name, boundary_of(name).encode(text)) == text
 
 
 @pytest.mark.parametrize("name", ["unigram", "unigram-nfkc", "bert"])
 def test_the_unknown_token_comes_from_unknown_characters_only(name: str) -> None:
-    tokenizer, boundary = build(name), BOUNDARIES[name]
+    tokenizer, boundary = build(name), boundary_of(name)
     unknown = tokenizer.unk_token
     known = boundary.encode(f"the {unknown[0]} sea {unknown[-1]}")
     assert tokenizer.unk_token_id not in known
@@ -247,7 +254,7 @@ def test_ordinary_text_that_is_a_control_token_is_named_and_can_be_allowed() -> 
 
 def test_an_unknown_token_with_another_meaning_is_a_control_token() -> None:
     # Of "qwen3", it is padding and the end of documents too.
-    assert "<|endoftext|>" in BOUNDARIES["qwen3"].controls
+    assert "<|endoftext|>" in boundary_of("qwen3").controls
     backend = Tokenizer(models.WordLevel({"the": 0, "</s>": 1}, unk_token="</s>"))
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=backend, unk_token="</s>", eos_token="</s>"
@@ -259,15 +266,15 @@ def test_an_unknown_token_with_another_meaning_is_a_control_token() -> None:
 
 def test_what_no_tokenizer_can_read_is_refused() -> None:
     with pytest.raises(PromptError, match="Character 3 of the text"):
-        BOUNDARIES["llama3"].encode("abc\ud800")
+        boundary_of("llama3").encode("abc\ud800")
     with pytest.raises(PromptError, match="Character 1 of the text"):
-        BOUNDARIES["llama3"].encode_pieces([Piece("a", trusted=True), Piece("\udfff")])
+        boundary_of("llama3").encode_pieces([Piece("a", trusted=True), Piece("\udfff")])
     with pytest.raises(PromptError, match=r"ByT5Tokenizer does not say.* Load a fast tokenizer"):
         Boundary(ByT5Tokenizer())
 
 
 def test_templates_tokens_stand_and_texts_do_not() -> None:
-    tokenizer, boundary = build("llama3"), BOUNDARIES["llama3"]
+    tokenizer, boundary = build("llama3"), boundary_of("llama3")
     end = tokenizer.eos_token_id
     pieces = [Piece("<|eot_id|>a ", trusted=True), Piece("b<|eot_id|>"), Piece("c<|eot_id|>", True)]
     ids = boundary.encode_pieces(pieces)
@@ -287,7 +294,7 @@ def test_text_cannot_shift_a_control_token_by_overlapping_it() -> None:
 
 def test_a_templates_token_eats_white_space_beside_hostile_text_too() -> None:
     tokenizer = build("lower-bytes")  # <Strip> eats white space on both sides
-    boundary = BOUNDARIES["lower-bytes"]
+    boundary = boundary_of("lower-bytes")
     ids = boundary.encode_pieces([Piece("a  <Strip> \n b", trusted=True), Piece(" <|E|>")])
     control = tokenizer.convert_tokens_to_ids("<Strip>")
     assert ids == [*boundary.encode("a"), control, *boundary.encode("b <|E|>")]
@@ -295,7 +302,7 @@ def test_a_templates_token_eats_white_space_beside_hostile_text_too() -> None:
 
 @pytest.mark.parametrize(("name", "at"), [("llama2", "text"), ("llama2-legacy", "start")])
 def test_the_dummy_prefix_behind_a_control_token_is_the_tokenizers_own(name: str, at: Any) -> None:
-    boundary = BOUNDARIES[name]
+    boundary = boundary_of(name)
     ids = boundary.encode_pieces([Piece("<s>the ", trusted=True), Piece("</s>")])
     assert ids == [build(name).bos_token_id, *boundary.encode("the </s>", at)]
     assert boundary.encode("the </s>", "text") != boundary.encode("the </s>", "start")

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from rag_windows import LimitError, Passage, PromptError
-from rag_windows.prompt.builder import Prompt, split
-from tests.fixtures_tokenizers import LOSSLESS, NAMES, build
+from rag_windows.interchange import Prompt
+from rag_windows.prompt.builder import split
+from tests.fixtures_tokenizers import CHAT, LOSSLESS, build
 from tests.rag_windows import small
 
-CHAT = [name for name in NAMES if build(name).chat_template]
 LONG = "\n\n".join(
     f"Paragraph {i} of the long text. It says little. And it ends here, as promised! Does it?"
     for i in range(40)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rag_windows import Passage, PromptError, ToolsUnsupportedError, integration
-from rag_windows.prompt.builder import Prompt
+from rag_windows.interchange import Prompt
 from tests.fixtures_tokenizers import build
 from tests.tool_models import SEARCH, TEMPLATES, scripted, tokenizer
 

@@ -26,7 +26,7 @@ from rag_windows import (
     StructuredPrompting,
     WindowedLM,
 )
-from rag_windows.prompt.builder import PromptParts
+from rag_windows.interchange import PromptParts
 from tests.parity import zoo
 from tests.parity.engine import Recorder
 from tests.rag_windows import small
