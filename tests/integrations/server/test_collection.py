@@ -209,21 +209,6 @@ def test_what_changed_while_no_server_ran(own: WindowedLM, index: Index) -> None
         assert held(own, "river.md") == 2
 
 
-def test_more_than_anybody_remembers(
-    own: WindowedLM, index: Index, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    collection = create_app(own, Settings(), index).state.served.answering.collection
-    collection.sync()
-    own.warm(index.passages)
-    monkeypatch.setattr("rag_windows_retrievers.index_tables.REMEMBERED", 1)
-    for number in range(4):
-        index.add(Document(f"Text {number}.", "one", named=True))
-    index.remove("river.md")
-    assert held(own, "academy.md", "river.md") == 4
-    collection.sync()
-    assert held(own, "academy.md", "river.md") == 0
-
-
 # Routes
 
 
