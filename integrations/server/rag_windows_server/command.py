@@ -11,7 +11,7 @@ from collections.abc import Collection
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
@@ -128,10 +128,6 @@ class FleetPart(RayOptions):
     cache_memory: Annotated[
         str, option("SIZE", "Host memory of each process's passage cache, with --replicas.")
     ] = "4GiB"
-    routing: Annotated[
-        Literal["resident", "consistent", "prefix", "random"],
-        option(None, "How a question finds its reader: where its passages are, or by a hash."),
-    ] = "resident"
 
 
 @cli.spreading()
@@ -227,7 +223,6 @@ def _serve_fleet(
         cache_memory=None if model.no_cache else fleet.cache_memory,
         api_key_file=server.api_key_file and os.path.abspath(server.api_key_file),
         settings=_settings(search, model, server),
-        routing=fleet.routing,
     )
     # Errors in documents and keys are reported before anything starts.
     made.load_keys()

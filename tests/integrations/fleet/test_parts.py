@@ -126,7 +126,7 @@ class SimpleIdentity(str):
 
 async def test_nobody_waits_or_is_refused_while_a_reader_is_free() -> None:
     router: Any = Router.__new__(Router)
-    router.initialize_state(routing="resident", rows=3, full=5)
+    router.initialize_state(rows=3, full=5)
     loads = {SimpleIdentity("a"): 0, SimpleIdentity("b"): 2, SimpleIdentity("c"): 0}
     router._replica_queue_len_cache = loads
     replicas = [replica("a", set()), replica("b", {7, 8}), replica("c", {8})]
@@ -150,6 +150,10 @@ async def test_nobody_waits_or_is_refused_while_a_reader_is_free() -> None:
     pending.kwargs = {"question": RoutedQuestion((9,), (1000,), 0)}
     router.on_request_routed(pending, SimpleIdentity("a"), None)
     assert (await order())[0] == "a"
+    # What is no question goes to the least busy one.
+    loads |= {SimpleIdentity("a"): 2, SimpleIdentity("b"): 1}
+    pending.kwargs = {}
+    assert await order() == ["c", "b", "a"]
 
 
 def reading(settings: Settings, retriever: BM25Retriever | None = None) -> Any:

@@ -404,11 +404,7 @@ def app(options: FleetOptions) -> Application:
         health_check_timeout_s=120,
         request_router_config={
             "request_router_class": f"{Router.__module__}.{Router.__name__}",
-            "request_router_kwargs": {
-                "routing": options.routing,
-                "rows": settings.max_rows,
-                "full": together,
-            },
+            "request_router_kwargs": {"rows": settings.max_rows, "full": together},
             "request_routing_stats_period_s": PUBLISH_S,
         },
         **size,
