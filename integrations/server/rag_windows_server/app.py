@@ -21,7 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from rag_windows import InputError, RagWindowsError, WindowedLM, __version__
 from rag_windows.integration import describe, one_line
-from rag_windows_server import chat, files, own_documents, page, passages, reference, responses
+from rag_windows_server import chat, files, own_documents, page, passages, responses
 from rag_windows_server.answering import Answering, ClientLeft, PassageRetriever
 from rag_windows_server.errors import ApiError, answered, internal, log_failure
 from rag_windows_server.keys import Keys
@@ -98,7 +98,6 @@ def create_app(
         version=__version__,
         summary="OpenAI's routes, with documents in and citations out.",
         lifespan=lifespan,
-        docs_url=None,
         redoc_url=None,
         # A proxy may speak https and have another name: nobody is sent to an address of ours.
         redirect_slashes=False,
@@ -107,7 +106,6 @@ def create_app(
     for part in (chat, responses, own_documents, files, passages, page):
         app.include_router(part.routes(served))
     app.include_router(_routes(served))
-    app.include_router(reference.routes(app))
     for kind in (ApiError, RagWindowsError, HTTPException, RequestValidationError, ClientLeft):
         app.add_exception_handler(kind, _answer_error)
     if settings.cors:
