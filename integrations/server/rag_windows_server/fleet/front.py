@@ -6,7 +6,6 @@ import json
 import logging
 import re
 import signal
-import socket
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -40,6 +39,7 @@ from rag_windows_server.fleet.routing import RoutedQuestion, home_of, passage_nu
 from rag_windows_server.keys import Tenant
 from rag_windows_server.own_documents import document_removed
 from rag_windows_server.passages import deleted
+from rag_windows_server.process import free_port, unavailable
 from rag_windows_server.responses import ResponsesBody
 from rag_windows_server.routes import bounded, read_body
 
@@ -411,10 +411,6 @@ def _cause() -> str:
     return own[-1] if own else "The readers did not start. The log above tells why."
 
 
-def _family(host: str) -> socket.AddressFamily:
-    return socket.AF_INET6 if ":" in host else socket.AF_INET
-
-
 NAME = "rag-windows"
 """Of the application, where `run` starts it."""
 
@@ -440,11 +436,7 @@ def run(
         InputError: nobody can listen there, or the readers do not start.
     """
     if address is None or not port:
-        try:
-            with socket.create_server((host, port), family=_family(host)) as free:
-                port = free.getsockname()[1]
-        except OSError as error:
-            raise InputError(f"The fleet can't listen on {host}:{port}: {error}") from error
+        port = free_port(host, port)
     count, cpus = options.max_replicas or options.replicas, options.cpus_per_replica
     with cluster(address, count, cpus, show_logs=True):
         logging.getLogger("ray.serve").setLevel(logging.WARNING)
@@ -470,7 +462,7 @@ def _serve(options: FleetOptions, host: str, port: int, proxies: str) -> None:
             logging_config=quiet,
         )
     except (RuntimeError, RayError) as error:  # somebody else took the port meanwhile
-        raise InputError(f"The fleet can't listen on {host}:{port}: {error}") from error
+        raise unavailable(host, port) from error
     try:
         serve.run(app(options), name=NAME, logging_config=quiet)
     except RuntimeError as error:
