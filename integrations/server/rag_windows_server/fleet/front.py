@@ -213,8 +213,6 @@ class Front:
 class _Passing:
     """Passes one answer on to the client.
 
-    A stream's status goes out as it comes; any other with the first piece of the answer behind it.
-
     Attributes:
         reader: that answers.
         begun, ended: whether the client has got anything of the answer, and all of it.
@@ -223,9 +221,7 @@ class _Passing:
     def __init__(self, path: str, send: Send) -> None:
         self._send = send
         self._numbered = path.endswith("/responses")
-        self._start: Message | None = None
-        # Of a stream: whether its status is out, and how many events are.
-        self._open, self._events = False, 0
+        self._streamed, self._events = False, 0
         self.reader = "(none)"
         self.begun = self.ended = False
 
@@ -234,54 +230,29 @@ class _Passing:
         for message in messages:
             if message["type"] == ACCEPTED:
                 self.reader = message["name"]
-            elif message["type"] == "http.response.start":
-                await self._on_start(message)
+                continue
+            if message["type"] == "http.response.start":
+                # Serve's proxy adds the request's id, which is the reader's, too.
+                headers = [one for one in message["headers"] if one[0].lower() != b"x-request-id"]
+                self._streamed = any(b"text/event-stream" in value for _, value in headers)
+                own = (b"x-reader", self.reader.encode())
+                message = {**message, "headers": [*headers, own]}
             else:
-                await self._on_body(message)
-
-    async def _on_start(self, message: Message) -> None:
-        # Serve's proxy adds the request's id, which is the reader's, too.
-        headers = [one for one in message["headers"] if one[0].lower() != b"x-request-id"]
-        own = (b"x-reader", self.reader.encode())
-        self._start = {**message, "headers": [*headers, own]}
-        if any(b"text/event-stream" in value for _, value in headers):
-            # Another reader may have sent one before it died.
-            start, self._start = self._start, None
-            if not self._open:
-                self._open = True
-                await self._send(start)
-
-    async def _on_body(self, message: Message) -> None:
-        body = message.get("body", b"")
-        if self._start is not None and self._open:
-            # The reader that was asked again refuses: the status is out, so it is an event.
-            details = json.loads(body)["error"]
-            error = ApiError(self._start["status"], details["message"])
-            error.error |= details
-            await self._fail(error)
-            return
-        if self._start is not None:
+                body = message.get("body", b"")
+                self._events += bool(body) and not body.startswith(b":")
+                self.ended = not message.get("more_body", False)
             self.begun = True
-            await self._send(self._start)
-            self._start = None
-        if body and not body.startswith(b":"):
-            self.begun, self._events = True, self._events + 1
-        self.ended = not message.get("more_body", False)
-        await self._send(message)
+            await self._send(message)
 
     async def end(self, error: ApiError, scope: Scope, receive: Receive) -> None:
         """Report to the client why the answer ends."""
-        if self._open:
-            await self._fail(error)
-        elif not self.begun:
+        if not self.begun:
             await error.response()(scope, receive, self._send)
+        elif self._streamed:
+            event = error_event(error, self._events if self._numbered else None)
+            await self._send({"type": "http.response.body", "body": event.encode()})
         else:
             raise ConnectionError("The reader of this answer ended in its midst.")
-
-    async def _fail(self, error: ApiError) -> None:
-        self.begun = self.ended = True
-        event = error_event(error, self._events if self._numbered else None)
-        await self._send({"type": "http.response.body", "body": event.encode()})
 
 
 Answers = Sequence[tuple[str, Response]]
