@@ -162,11 +162,6 @@ class Line:
         """Requests in line."""
         return len(self._waits)
 
-    @property
-    def busy(self) -> bool:
-        """Whether a request works or waits."""
-        return bool(self.working or self._waits)
-
     def close(self) -> None:
         """Refuse new requests and those that wait."""
         self.closed = True
@@ -281,8 +276,6 @@ class Answering:
             self.retriever = self.collection
         elif retriever is not None:
             self.retriever = Remaining(retriever)
-        if self.collection is not None and settings.warm:
-            self.collection.warm(self.instruction, lambda: self.line.busy)
 
     @property
     def instruction(self) -> str | None:

@@ -52,7 +52,7 @@ def create_app(
         follow: files, folders and patterns that the index follows from the start on.
 
     Raises:
-        InputError: the model has no tokenizer, or nothing to warm, or nothing follows the files.
+        InputError: the model has no tokenizer, or nothing follows the files.
     """
     settings, keys = settings or Settings(), keys or Keys()
     if settings.default_system is not None:
@@ -60,8 +60,6 @@ def create_app(
         settings = settings.model_copy(update={"default_system": own})
     if lm.tokenizer is None:
         raise InputError("The server needs a model with a tokenizer. Give one as tokenizer=.")
-    if settings.warm and lm.cache is None:
-        raise InputError("Windows can't be warmed without a passage cache. Give the model cache=.")
     metrics = Metrics()
     named = json.dumps([settings.model_name, describe(lm.method), __version__], sort_keys=True)
     served = Served(
@@ -77,10 +75,8 @@ def create_app(
     collection, paths = served.answering.collection, [*follow]
     if collection is not None:
         metrics.hold(collection)
-    elif settings.warm or paths:
-        raise InputError(
-            "Documents that change, and warm=True, need an index. Give create_app an Index."
-        )
+    elif paths:
+        raise InputError("Documents that change need an index. Give create_app an Index.")
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncGenerator[None]:

@@ -100,10 +100,6 @@ class ServeOptions:
         list[str] | None,
         option("ORIGIN", "Pages of this origin may ask; can be repeated. Default: none."),
     ] = None
-    warm: Annotated[
-        bool,
-        flag("--warm", "Encode new and changed documents while no question is answered."),
-    ] = False
     retriever: Annotated[
         str | None,
         option(
@@ -254,7 +250,6 @@ def _settings(search: SearchOptions, model: LoadOptions, server: ServeOptions) -
         cors=tuple(server.cors or ()),
         # A page that a name of its own leads here could else ask a server without keys.
         hosts=() if keys or not _local(server.host) else local,
-        warm=server.warm,
         log_texts=server.log_texts,
         # Nobody can guess what the sample documents tell of.
         examples=() if search.docs or model.model else tuple(sample_questions()[:3]),

@@ -118,7 +118,7 @@ def routes(served: Served) -> APIRouter:
         found = await asyncio.to_thread(collection.index.documents, id)
         if not found:
             raise unknown(id)
-        return _entry(collection)(found[0])
+        return _entry(found[0])
 
     @router.delete("/v1/documents/{id:path}", summary="Remove a document and its windows for good")
     async def remove(id: str, request: Request) -> dict[str, object]:
@@ -172,7 +172,6 @@ def _added(
     collection: Collection, changes: list[Changes], windows: int, skipped: list[Skipped]
 ) -> dict[str, object]:
     touched = [id for one in changes for id in (*one.added, *one.replaced)]
-    entry = _entry(collection)
     return {
         "object": "documents.added",
         "added": [id for one in changes for id in one.added],
@@ -182,7 +181,7 @@ def _added(
         "windows": windows,
         "skipped": [{"name": one.label, "reason": one.reason} for one in skipped],
         "data": [
-            entry(one) for id in dict.fromkeys(touched) for one in collection.index.documents(id)
+            _entry(one) for id in dict.fromkeys(touched) for one in collection.index.documents(id)
         ],
     }
 
@@ -192,22 +191,18 @@ def _listed(collection: Collection, limit: int, after: str | None) -> dict[str, 
     with index.snapshot():
         if after is not None and not index.documents(after, limit=1):
             raise refused("after", "names no document. Begin again without it.", "invalid_value")
-        found = page(index.documents(after=after, limit=limit + 1), limit, _entry(collection))
-        return {**found, "totals": {**asdict(index.counts()), "warmed": collection.warmed()}}
+        found = page(index.documents(after=after, limit=limit + 1), limit, _entry)
+        return {**found, "totals": asdict(index.counts())}
 
 
-def _entry(collection: Collection) -> Callable[[IndexedDocument], dict[str, Any]]:
-    def entry(one: IndexedDocument) -> dict[str, Any]:
-        return {
-            "object": "document",
-            "id": one.id,
-            "title": one.title,
-            "source": one.source,
-            "sha256": one.sha256,
-            "created_at": int(one.added),
-            "bytes": one.size,
-            "passages": one.passages,
-            "warmed": collection.warmed(one.id),
-        }
-
-    return entry
+def _entry(one: IndexedDocument) -> dict[str, Any]:
+    return {
+        "object": "document",
+        "id": one.id,
+        "title": one.title,
+        "source": one.source,
+        "sha256": one.sha256,
+        "created_at": int(one.added),
+        "bytes": one.size,
+        "passages": one.passages,
+    }

@@ -44,8 +44,6 @@ class Settings(BaseModel):
         cors: origins whose pages may ask; none by default.
         hosts: names in the Host header that are answered; empty for all.
         examples: questions that the page at ``/`` offers to visitors.
-        warm: whether windows of the server's own documents are encoded while no question is
-            answered, for each tenant.
         log_texts: whether questions and answers may stand in the log.
     """
 
@@ -75,7 +73,6 @@ class Settings(BaseModel):
     cors: tuple[str, ...] = ()
     hosts: tuple[str, ...] = ()
     examples: tuple[str, ...] = ()
-    warm: bool = False
     log_texts: bool = False
 
     def serves(self, name: str) -> bool:
