@@ -88,7 +88,7 @@ bench-cache: $(VENV)/.dev ## what the passage cache's policy keeps: 2 minutes (A
 bench-serve: $(VENV)/.dev ## the server under load, with clients that leave and kills: 3 minutes (ARGS="--questions 20")
 	$(OFFLINE) $(BIN)/python -m benchmarks.serve $(ARGS)
 
-bench-serve-fleet: $(VENV)/.dev ## three replicas and a store under load, with kills, and ways of routing: 10 to 40 minutes (ARGS="--questions 50")
+bench-serve-fleet: $(VENV)/.dev ## three replicas and a store under load, with kills: 5 to 20 minutes (ARGS="--questions 50")
 	$(OFFLINE) $(BIN)/python -m benchmarks.serve_fleet $(ARGS)
 
 gpu: ## what a GPU gives, as a table: 7 minutes (PYTHON_GPU=, ARGS=--stand-in)

@@ -203,7 +203,7 @@ async def measured(questions: int, clients: int, changes: int) -> Outcome:
         collection = Collection(folder)
         server = Server(
             *("--model", "tiny-reader", "--docs", str(folder), "--index", str(index)),
-            *("--cache-dir", str(cache), "--top-k", "4", "--warm"),
+            *("--cache-dir", str(cache), "--top-k", "4"),
             log=root / "log.txt",
         )
         await server.start()

@@ -1,4 +1,4 @@
-"""Replicas and a store that they share: kills, a restart of everything, ways of routing.
+"""Replicas and a store that they share: kills, and a restart of everything.
 
     python -m benchmarks.serve_fleet [--replicas 3] [--questions 500] [--clients 12] [--out FILE]
 
@@ -7,12 +7,10 @@ law, and brings 6 of the topic's 10 passages and 2 of all, also drawn by Zipf's 
 Every answer is compared with what `WindowedLM.generate` says in this process. Half of the
 questions are streamed, and every fourth answer goes on to 32 tokens.
 
-1. Replicas share a store on S3, which moto's server plays. While they answer all questions, a
-   replica's process is killed twice. Then everything but the store is stopped and started again,
-   and the same questions are asked, twice. A replica that is killed takes along what it had not
-   written yet, and that is encoded after the first restart. After the second one nothing may be.
-2. Replicas whose memory is too small for all passages answer the questions once for each way of
-   routing, without a store and with one.
+Replicas share a store on S3, which moto's server plays. While they answer all questions, a
+replica's process is killed twice. Then everything but the store is stopped and started again,
+and the same questions are asked, twice. A replica that is killed takes along what it had not
+written yet, and that is encoded after the first restart. After the second one nothing may be.
 """
 
 from __future__ import annotations
@@ -32,7 +30,7 @@ from collections import Counter
 from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
-from itertools import accumulate, product
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +48,6 @@ TOPICS, OF_TOPIC, OWN, OTHERS = 60, 10, 6, 2
 PASSAGES = TOPICS * OF_TOPIC
 EXPONENT = 1.0
 """Of Zipf's law: the topic of rank r is asked for in proportion to 1 / r."""
-ROUTINGS = ("resident", "consistent", "prefix", "random")
 BUCKET = "passages"
 REPLICA = "x-reader"
 """Header of an answer that names the replica it comes from."""
@@ -137,7 +134,6 @@ class Fleet(Run):
         tokens: of each answered question, those of its prompt that were computed.
         windows: of each answered question, those that were encoded.
         replicas: that answered each of them.
-        routing: its name; empty for the server without replicas.
         shared: whether there was a store.
         start_s, stop_s: until it was ready, and until its process was gone.
         counters: of each replica, by name, from ``/metrics`` at the end.
@@ -148,7 +144,6 @@ class Fleet(Run):
     tokens: list[int] = field(default_factory=list)
     windows: list[int] = field(default_factory=list)
     replicas: list[str] = field(default_factory=list)
-    routing: str = ""
     shared: bool = False
     start_s: float = 0.0
     stop_s: float = 0.0
@@ -301,29 +296,15 @@ async def proved(
     size = len(asked), clients
     runs = [
         Fleet("one process", *size),
-        Fleet(f"{replicas} replicas, two kills", *size, kills=2, routing="resident", shared=True),
-        Fleet("after a restart", *size, routing="resident", shared=True),
-        Fleet(AGAIN, *size, routing="resident", shared=True),
+        Fleet(f"{replicas} replicas, two kills", *size, kills=2, shared=True),
+        Fleet("after a restart", *size, shared=True),
+        Fleet(AGAIN, *size, shared=True),
     ]
     with s3() as environment:
         for run in runs:
             fleet = ["--replicas", str(replicas), "--shared", f"s3://{BUCKET}/proof", *PATIENT]
             await measured(run, asked, fleet if run.shared else (), environment)
             yield run
-
-
-async def routed(
-    asked: Sequence[Question], replicas: int, clients: int, memory: str, routings: Sequence[str]
-) -> AsyncGenerator[Fleet, None]:
-    """Ask by several ways of routing, without a store and with an empty one."""
-    for shared, routing in product((False, True), routings):
-        name = f"{routing}, {'a' if shared else 'no'} store"
-        run = Fleet(name, len(asked), clients, routing=routing, shared=shared)
-        options = ["--replicas", str(replicas), "--routing", routing, "--cache-memory", memory]
-        with s3() as environment:
-            options += ["--shared", f"s3://{BUCKET}/{routing}", *PATIENT] if shared else []
-            await measured(run, asked, options, environment)
-        yield run
 
 
 def shown(runs: Sequence[Fleet]) -> list[str]:
@@ -363,9 +344,6 @@ def main(given: Sequence[str] | None = None) -> None:
     parser.add_argument("--replicas", type=int, default=3)
     parser.add_argument("--questions", type=int, default=500)
     parser.add_argument("--clients", type=int, default=12)
-    parser.add_argument("--memory", default="80MiB", help="of each replica, where routings compete")
-    parser.add_argument("--routings", nargs="*", choices=ROUTINGS, default=list(ROUTINGS))
-    parser.add_argument("--no-kills", action="store_true", help="only the ways of routing")
     parser.add_argument("--out", type=Path, help="write JSON into this folder")
     runs = asyncio.run(_all(parser.parse_args(given)))
     print("\n".join(shown(runs)))
@@ -376,14 +354,11 @@ def main(given: Sequence[str] | None = None) -> None:
 
 
 async def _all(options: argparse.Namespace) -> list[Fleet]:
-    asked, size = questions(options.questions), (options.replicas, options.clients)
-    proof = () if options.no_kills else (proved(asked, *size),)
     runs = []
-    for some in (*proof, routed(asked, *size, options.memory, options.routings)):
-        async for run in some:
-            runs.append(run)
-            if options.out:
-                write(run, options.out)
+    async for run in proved(questions(options.questions), options.replicas, options.clients):
+        runs.append(run)
+        if options.out:
+            write(run, options.out)
     return runs
 
 

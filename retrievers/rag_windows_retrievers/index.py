@@ -350,18 +350,6 @@ class Index:
             )
             return [IndexedFile(*row) for row in rows]
 
-    def newer(self, number: int, limit: int) -> list[tuple[int, str]]:
-        """Numbers and ids of documents that came behind the one of a number; none has a 0.
-
-        One that is replaced gets a new number.
-        """
-        with self.reading() as connection:
-            return tables.select(
-                connection,
-                "SELECT number, id FROM documents WHERE number > ? ORDER BY number LIMIT ?",
-                (number, limit),
-            )
-
     def counts(self) -> IndexCounts:
         """How much there is."""
         with self.reading() as connection:

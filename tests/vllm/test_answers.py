@@ -133,7 +133,6 @@ def test_requests_that_make_no_sense_end_with_an_error_and_others_go_on(answers:
         logged = sampled(params)
         bad = [
             (prompt, params),  # not encoded
-            reading(one, scale=0.9),
             reading(one, windows=[400]),
             reading(one, temperature=0.0),
             reading(one, method="ape"),

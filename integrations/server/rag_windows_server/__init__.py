@@ -9,8 +9,6 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from rag_windows.errors import require
-
 if TYPE_CHECKING:
     from rag_windows_server.app import create_app
     from rag_windows_server.keys import Keys, Tenant
@@ -22,8 +20,7 @@ _HOMES = {"create_app": "app", "Keys": "keys", "Tenant": "keys", "Settings": "se
 
 
 def __getattr__(name: str) -> Any:
-    # On first use: without the extra, the error names what is missing and the command for it.
+    # On first use: who needs the settings or the keys alone loads no application.
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    require("The server", "fastapi", "uvicorn", "openai", "prometheus-client", extra="server")
     return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

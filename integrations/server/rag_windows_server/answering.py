@@ -8,7 +8,7 @@ import logging
 import math
 import time
 from collections.abc import AsyncGenerator, Awaitable, Generator, Iterable, Sequence
-from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
+from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeVar
 
@@ -162,11 +162,6 @@ class Line:
         """Requests in line."""
         return len(self._waits)
 
-    @property
-    def busy(self) -> bool:
-        """Whether a request works or waits."""
-        return bool(self.working or self._waits)
-
     def close(self) -> None:
         """Refuse new requests and those that wait."""
         self.closed = True
@@ -281,8 +276,6 @@ class Answering:
             self.retriever = self.collection
         elif retriever is not None:
             self.retriever = Remaining(retriever)
-        if self.collection is not None and settings.warm:
-            self.collection.warm(self.instruction, lambda: self.line.busy)
 
     @property
     def instruction(self) -> str | None:
@@ -348,19 +341,17 @@ class Answering:
                 _naming(asked.param),
                 self.metrics.answering(tenant, len(calls)) as outcome,
             ):
-                streams = [
-                    self._stream(index, call, asked, reading) for index, call in enumerate(calls)
-                ]
-                pieces = streams[0] if len(streams) == 1 else _merged(streams)
                 answers: list[ServedAnswer] = []
-                async with aclosing(pieces):
-                    async for piece in pieces:
-                        if piece.answered is not None:
-                            answers.append(piece.answered)
-                        if len(answers) == len(calls):
-                            outcome.answers = answers
-                            self._log(asked, answers)
-                        yield piece
+                # One after the other: the first one encodes the windows that all read.
+                for index, call in enumerate(calls):
+                    async with aclosing(self._stream(index, call, asked, reading)) as pieces:
+                        async for piece in pieces:
+                            if piece.answered is not None:
+                                answers.append(piece.answered)
+                            if len(answers) == len(calls):
+                                outcome.answers = answers
+                                self._log(asked, answers)
+                            yield piece
 
     def _stream(
         self, index: int, call: ModelCall, asked: ServerRequest, reading: ReadDocuments | None
@@ -477,39 +468,6 @@ def searched(messages: Sequence[dict[str, Any]]) -> str:
     if not places:
         return ""
     return search_text(said[: places[-1]], said[places[-1]]["content"])
-
-
-async def _merged(
-    streams: Sequence[AsyncGenerator[StreamPiece, None]],
-) -> AsyncGenerator[StreamPiece, None]:
-    """The pieces of several streams, as they come."""
-    pieces: asyncio.Queue[StreamPiece | BaseException | None] = asyncio.Queue()
-
-    async def put_all(stream: AsyncGenerator[StreamPiece, None]) -> None:
-        try:
-            async with aclosing(stream):
-                async for piece in stream:
-                    pieces.put_nowait(piece)
-            pieces.put_nowait(None)
-        except Exception as error:  # noqa: BLE001 - raised again below
-            pieces.put_nowait(error)
-
-    tasks = [asyncio.create_task(put_all(stream)) for stream in streams]
-    try:
-        left = len(tasks)
-        while left:
-            piece = await pieces.get()
-            if isinstance(piece, BaseException):
-                raise piece
-            if piece is None:
-                left -= 1
-            else:
-                yield piece
-    finally:
-        for task in tasks:
-            task.cancel()
-        with suppress(asyncio.CancelledError):
-            await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _answered(

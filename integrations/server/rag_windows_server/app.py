@@ -21,7 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from rag_windows import InputError, RagWindowsError, WindowedLM, __version__
 from rag_windows.integration import describe, one_line
-from rag_windows_server import chat, files, own_documents, page, passages, reference, responses
+from rag_windows_server import chat, files, own_documents, page, passages, responses
 from rag_windows_server.answering import Answering, ClientLeft, PassageRetriever
 from rag_windows_server.errors import ApiError, answered, internal, log_failure
 from rag_windows_server.keys import Keys
@@ -52,7 +52,7 @@ def create_app(
         follow: files, folders and patterns that the index follows from the start on.
 
     Raises:
-        InputError: the model has no tokenizer, or nothing to warm, or nothing follows the files.
+        InputError: the model has no tokenizer, or nothing follows the files.
     """
     settings, keys = settings or Settings(), keys or Keys()
     if settings.default_system is not None:
@@ -60,8 +60,6 @@ def create_app(
         settings = settings.model_copy(update={"default_system": own})
     if lm.tokenizer is None:
         raise InputError("The server needs a model with a tokenizer. Give one as tokenizer=.")
-    if settings.warm and lm.cache is None:
-        raise InputError("Windows can't be warmed without a passage cache. Give the model cache=.")
     metrics = Metrics()
     named = json.dumps([settings.model_name, describe(lm.method), __version__], sort_keys=True)
     served = Served(
@@ -77,10 +75,8 @@ def create_app(
     collection, paths = served.answering.collection, [*follow]
     if collection is not None:
         metrics.hold(collection)
-    elif settings.warm or paths:
-        raise InputError(
-            "Documents that change, and warm=True, need an index. Give create_app an Index."
-        )
+    elif paths:
+        raise InputError("Documents that change need an index. Give create_app an Index.")
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncGenerator[None]:
@@ -98,7 +94,6 @@ def create_app(
         version=__version__,
         summary="OpenAI's routes, with documents in and citations out.",
         lifespan=lifespan,
-        docs_url=None,
         redoc_url=None,
         # A proxy may speak https and have another name: nobody is sent to an address of ours.
         redirect_slashes=False,
@@ -107,7 +102,6 @@ def create_app(
     for part in (chat, responses, own_documents, files, passages, page):
         app.include_router(part.routes(served))
     app.include_router(_routes(served))
-    app.include_router(reference.routes(app))
     for kind in (ApiError, RagWindowsError, HTTPException, RequestValidationError, ClientLeft):
         app.add_exception_handler(kind, _answer_error)
     if settings.cors:

@@ -133,11 +133,6 @@ def reading(body: Body, lm: WindowedLM, settings: Settings) -> tuple[Method, dic
             raise refused(name, "requests may not set it on this server. Leave it out.", "denied")
     if body.link_choose is not None and body.link_tokens is None:
         raise refused("link_choose", "it needs link_tokens beside it.", "invalid_value")
-    if body.method is not None and settings.methods is not None:
-        chosen = {part.partition(":")[0].strip() for part in body.method.split("+")}
-        if not chosen <= settings.methods:
-            why = f"this server allows {', '.join(sorted(settings.methods))}."
-            raise refused("method", why, "denied")
     numbers = {} if body.rag_temperature is None else {"temperature": body.rag_temperature}
     param = "method" if body.method is not None else "rag_temperature"
     try:

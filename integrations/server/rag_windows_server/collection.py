@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 from rag_windows import Passage, PassageCache, RagWindowsError, WindowedLM
 from rag_windows.integration import one_line
-from rag_windows_server.warming import Warmer
 from rag_windows_server.watching import changing
 
 if TYPE_CHECKING:
@@ -184,7 +183,6 @@ class Collection:
         self._caches: list[PassageCache] = list(
             {one.cache.salt_key: one.cache for one in models if one.cache is not None}.values()
         )
-        self._models = models
         self._lock = threading.RLock()
         self._note = self._noted_in()
         self._stale = StaleWindows(
@@ -193,17 +191,8 @@ class Collection:
         self._wake, self._stop = threading.Event(), threading.Event()
         self._poller: threading.Thread | None = None
         self._follower: Follower | None = None
-        self._warmer: Warmer | None = None
 
     # Start and end.
-
-    def warm(self, prefix: str | None, busy: Callable[[], bool]) -> None:
-        """Encode documents behind the questions from the start on; see `Warmer`."""
-
-        def read(version: int, documents: abc.Collection[str]) -> None:
-            self.ended(ReadDocuments(version, frozenset(documents)))
-
-        self._warmer = Warmer(self.index, self._models, prefix, busy, read)
 
     def start(self, follow: Iterable[str] = ()) -> None:
         """Notice from now on what changes, in the index and behind the paths.
@@ -215,16 +204,13 @@ class Collection:
         self._poller.start()
         self._follower = Follower(self.index, follow, self._wake.set)
         self._follower.start()
-        if self._warmer is not None:
-            self._warmer.start()
 
     def close(self) -> None:
         """End all of it."""
         self._stop.set()
         self._wake.set()
-        for one in (self._follower, self._warmer):
-            if one is not None:
-                one.close()
+        if self._follower is not None:
+            self._follower.close()
         if self._poller is not None:
             self._poller.join()
 
@@ -297,8 +283,6 @@ class Collection:
                 return 0
             windows = self._stale.drop()
             self._write_down(self._stale.version)
-        if self._warmer is not None:
-            self._warmer.look()
         return windows
 
     def add(self, documents: Sequence[Document], source: str | None = None) -> tuple[Changes, int]:
@@ -358,12 +342,6 @@ class Collection:
             found += [one for one in self.index.documents(source=name) if one.id not in ours]
         return len(found), sum(one.passages for one in found)
 
-    # What is reported.
-
-    def warmed(self, document: str | None = None) -> int | None:
-        """Passages of a document, or of all, that were encoded so; None if none are."""
-        return None if self._warmer is None else self._warmer.warmed(document)
-
     # Work behind the questions.
 
     def _tell_of(self, what: str, changes: Changes) -> None:
@@ -374,8 +352,6 @@ class Collection:
     def _forget(self, documents: abc.Collection[str] | None) -> None:
         if documents is None:
             _log.info("Too much has changed in the index: all cached windows are removed.")
-        if self._warmer is not None:
-            self._warmer.forget(documents)
 
     def _poll(self) -> None:
         last, wait_s = "", _POLL_S

@@ -6,18 +6,17 @@ import ipaddress
 import logging
 import os
 import re
-import socket
 from collections.abc import Collection
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
 from rag_windows import cli
 from rag_windows.cli import LoadOptions, RayOptions, SearchOptions, count, flag, option
-from rag_windows.errors import InputError, require
+from rag_windows.errors import InputError
 from rag_windows.samples import sample_questions
 from rag_windows.visible_text import encodable
 
@@ -101,10 +100,6 @@ class ServeOptions:
         list[str] | None,
         option("ORIGIN", "Pages of this origin may ask; can be repeated. Default: none."),
     ] = None
-    warm: Annotated[
-        bool,
-        flag("--warm", "Encode new and changed documents while no question is answered."),
-    ] = False
     retriever: Annotated[
         str | None,
         option(
@@ -128,10 +123,6 @@ class FleetPart(RayOptions):
     cache_memory: Annotated[
         str, option("SIZE", "Host memory of each process's passage cache, with --replicas.")
     ] = "4GiB"
-    routing: Annotated[
-        Literal["resident", "consistent", "prefix", "random"],
-        option(None, "How a question finds its reader: where its passages are, or by a hash."),
-    ] = "resident"
 
 
 @cli.spreading()
@@ -143,22 +134,14 @@ def serve(
     if fleet.wanted:
         _serve_fleet(search, model, server, fleet)
         return
-    require(
-        "The server",
-        "fastapi",
-        "uvicorn",
-        "openai",
-        "prometheus-client",
-        "watchfiles",
-        extra="server",
-    )
     # What would fail after the documents and the model fails before them.
     with cli.progress("Checking the options"):
         from rag_windows_server import Keys
+        from rag_windows_server.process import free_port, run
 
         keys = Keys() if server.api_key_file is None else Keys.load(server.api_key_file)
         settings = _settings(search, model, server)
-        _check_address(server.host, server.port)
+        free_port(server.host, server.port)
     retriever: Any = None
     if server.retriever is not None:
         retriever = _named(search, model, server.retriever)
@@ -166,7 +149,6 @@ def serve(
         retriever = cli.open_corpus(search, model)
     with cli.loaded_model(model) as lm:
         from rag_windows_server import create_app
-        from rag_windows_server.process import run
 
         _tell_who_may_ask(model, server)
         logging.basicConfig(format="%(message)s")
@@ -175,9 +157,7 @@ def serve(
         app = create_app(lm, settings, retriever, keys=keys, follow=follow)
         held = getattr(retriever, "passages", None)
         text = f"{'' if held is None else f'{len(held)} passages, '}{model.name}"
-        listened = run(app, server.host, server.port, server.grace, lambda at: cli.tell(text + at))
-        if not listened:
-            raise _unavailable(server.host, server.port)
+        run(app, server.host, server.port, server.grace, lambda at: cli.tell(text + at))
 
 
 def _named(search: SearchOptions, model: LoadOptions, name: str) -> object:
@@ -189,27 +169,6 @@ def _named(search: SearchOptions, model: LoadOptions, name: str) -> object:
     if model.model is None:
         raise InputError("--retriever needs a model that can answer over its passages: --model.")
     return named_retriever(name)
-
-
-def _check_address(host: str, port: int) -> None:
-    """Refuse an address that is taken, or that is none of this machine's."""
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        with socket.socket(family, kind, protocol) as tried:
-            if os.name == "posix":  # as the server does: what was served a moment ago is free
-                tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            tried.bind(address)
-    except OSError as error:
-        raise _unavailable(host, port) from error
-
-
-def _unavailable(host: str, port: int) -> InputError:
-    return InputError(
-        f"The server can't listen on {host}:{port}. Name another --port, or a --host of this "
-        "machine."
-    )
 
 
 def _serve_fleet(
@@ -227,7 +186,6 @@ def _serve_fleet(
         cache_memory=None if model.no_cache else fleet.cache_memory,
         api_key_file=server.api_key_file and os.path.abspath(server.api_key_file),
         settings=_settings(search, model, server),
-        routing=fleet.routing,
     )
     # Errors in documents and keys are reported before anything starts.
     made.load_keys()
@@ -292,7 +250,6 @@ def _settings(search: SearchOptions, model: LoadOptions, server: ServeOptions) -
         cors=tuple(server.cors or ()),
         # A page that a name of its own leads here could else ask a server without keys.
         hosts=() if keys or not _local(server.host) else local,
-        warm=server.warm,
         log_texts=server.log_texts,
         # Nobody can guess what the sample documents tell of.
         examples=() if search.docs or model.model else tuple(sample_questions()[:3]),

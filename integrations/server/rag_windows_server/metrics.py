@@ -71,7 +71,6 @@ class Metrics:
             for name, text in (
                 ("documents", "The server's own documents"),
                 ("passages", "Passages of the server's own documents"),
-                ("warmed_passages", "Passages that were encoded before questions"),
             )
         }
 
@@ -88,7 +87,6 @@ class Metrics:
 
         for name in ("documents", "passages"):
             self._held[name].set_function(counted(name))
-        self._held["warmed_passages"].set_function(lambda: float(collection.warmed() or 0))
 
     def watch(self, waiting: Callable[[], int]) -> None:
         """Take the length of the line from this function."""

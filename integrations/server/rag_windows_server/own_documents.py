@@ -16,8 +16,8 @@ from rag_windows import CacheError, Passage, RetrievalError
 from rag_windows_server.collection import Collection
 from rag_windows_server.documents import passages_in
 from rag_windows_server.errors import ApiError, busy, refused
-from rag_windows_server.routes import Served, read_body
-from rag_windows_server.uploads import Upload, check_name, form_parts, is_form, uploaded
+from rag_windows_server.routes import Served, bounded, read_body
+from rag_windows_server.uploads import Part, Upload, check_name, form_parts, is_form, uploaded
 
 if TYPE_CHECKING:
     from rag_windows_retrievers import Changes, Document, IndexedDocument, Skipped
@@ -96,10 +96,9 @@ def routes(served: Served) -> APIRouter:
     async def add(request: Request) -> dict[str, object]:
         served.operator(request)
         collection = served.collection()
-        kind = request.headers.get("content-type", "")
-        if is_form(kind):
-            form = await served.raw(request)
-            files = await asyncio.to_thread(_files, form, kind)
+        if is_form(request):
+            parts = await form_parts(bounded(request, served.settings))
+            files = await asyncio.to_thread(_files, parts)
             return await changed(_add_files, collection, files)
         body = read_body(await served.json_text(request), AddedDocuments)
         documents = await asyncio.to_thread(_documents, body)
@@ -119,7 +118,7 @@ def routes(served: Served) -> APIRouter:
         found = await asyncio.to_thread(collection.index.documents, id)
         if not found:
             raise unknown(id)
-        return _entry(collection)(found[0])
+        return _entry(found[0])
 
     @router.delete("/v1/documents/{id:path}", summary="Remove a document and its windows for good")
     async def remove(id: str, request: Request) -> dict[str, object]:
@@ -152,8 +151,7 @@ def _document(passage: Passage, param: str) -> Document:
     return Document(text, name, passage.title, named=True, metadata=dict(passage.metadata))
 
 
-def _files(body: bytes, kind: str) -> list[Upload]:
-    parts = form_parts(body, kind)
+def _files(parts: list[Part]) -> list[Upload]:
     if other := [one.name for one in parts if one.file is None]:
         raise refused(other[0], "is not known here. Send files alone.", "unknown_parameter")
     if not parts:
@@ -174,7 +172,6 @@ def _added(
     collection: Collection, changes: list[Changes], windows: int, skipped: list[Skipped]
 ) -> dict[str, object]:
     touched = [id for one in changes for id in (*one.added, *one.replaced)]
-    entry = _entry(collection)
     return {
         "object": "documents.added",
         "added": [id for one in changes for id in one.added],
@@ -184,7 +181,7 @@ def _added(
         "windows": windows,
         "skipped": [{"name": one.label, "reason": one.reason} for one in skipped],
         "data": [
-            entry(one) for id in dict.fromkeys(touched) for one in collection.index.documents(id)
+            _entry(one) for id in dict.fromkeys(touched) for one in collection.index.documents(id)
         ],
     }
 
@@ -194,22 +191,18 @@ def _listed(collection: Collection, limit: int, after: str | None) -> dict[str, 
     with index.snapshot():
         if after is not None and not index.documents(after, limit=1):
             raise refused("after", "names no document. Begin again without it.", "invalid_value")
-        found = page(index.documents(after=after, limit=limit + 1), limit, _entry(collection))
-        return {**found, "totals": {**asdict(index.counts()), "warmed": collection.warmed()}}
+        found = page(index.documents(after=after, limit=limit + 1), limit, _entry)
+        return {**found, "totals": asdict(index.counts())}
 
 
-def _entry(collection: Collection) -> Callable[[IndexedDocument], dict[str, Any]]:
-    def entry(one: IndexedDocument) -> dict[str, Any]:
-        return {
-            "object": "document",
-            "id": one.id,
-            "title": one.title,
-            "source": one.source,
-            "sha256": one.sha256,
-            "created_at": int(one.added),
-            "bytes": one.size,
-            "passages": one.passages,
-            "warmed": collection.warmed(one.id),
-        }
-
-    return entry
+def _entry(one: IndexedDocument) -> dict[str, Any]:
+    return {
+        "object": "document",
+        "id": one.id,
+        "title": one.title,
+        "source": one.source,
+        "sha256": one.sha256,
+        "created_at": int(one.added),
+        "bytes": one.size,
+        "passages": one.passages,
+    }

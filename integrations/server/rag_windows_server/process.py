@@ -11,6 +11,8 @@ from contextlib import suppress
 import uvicorn
 from fastapi import FastAPI
 
+from rag_windows import InputError
+
 _REST_S = 5.0
 """For answers that are cancelled to reach their clients."""
 
@@ -77,8 +79,31 @@ class Server(uvicorn.Server):
                 await ending
 
 
-def run(app: FastAPI, host: str, port: int, grace_s: float, report: Callable[[str], None]) -> bool:
-    """Serve until a signal stops the process; False if it could not listen."""
+def unavailable(host: str, port: int) -> InputError:
+    """Nobody can listen there."""
+    return InputError(
+        f"The server can't listen on {host}:{port}. Name another --port, or a --host of this "
+        "machine."
+    )
+
+
+def free_port(host: str, port: int) -> int:
+    """The port, or any free one for 0; InputError if it is taken, or the host is not here."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        with socket.create_server((host, port), family=family) as tried:
+            free: int = tried.getsockname()[1]
+    except OSError as error:
+        raise unavailable(host, port) from error
+    return free
+
+
+def run(app: FastAPI, host: str, port: int, grace_s: float, report: Callable[[str], None]) -> None:
+    """Serve until a signal stops the process.
+
+    Raises:
+        InputError: it could not listen.
+    """
     server = Server(app, host, port, grace_s, report)
     # uvicorn raises the signal again when all has ended; the caller still has a cache to write.
     before = signal.signal(signal.SIGTERM, lambda *_: None)
@@ -87,4 +112,5 @@ def run(app: FastAPI, host: str, port: int, grace_s: float, report: Callable[[st
             server.run()
     finally:
         signal.signal(signal.SIGTERM, before)
-    return server.started
+    if not server.started:
+        raise unavailable(host, port)

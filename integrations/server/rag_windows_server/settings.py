@@ -24,7 +24,6 @@ class Settings(BaseModel):
             brings any nor says how many.
         most_top_k: the most that a request may ask for.
         allow: fields besides OpenAI's that requests may use; others are refused by name.
-        methods: names of methods that requests may choose; None for all.
         parse_sources: take ``<source id="1" name="...">text</source>`` in messages, as Open WebUI
             writes them, for documents. The text of a passage could forge further ones.
         new_tokens: largest number of tokens of an answer that names none.
@@ -45,8 +44,6 @@ class Settings(BaseModel):
         cors: origins whose pages may ask; none by default.
         hosts: names in the Host header that are answered; empty for all.
         examples: questions that the page at ``/`` offers to visitors.
-        warm: whether windows of the server's own documents are encoded while no question is
-            answered, for each tenant.
         log_texts: whether questions and answers may stand in the log.
     """
 
@@ -59,7 +56,6 @@ class Settings(BaseModel):
     top_k: int = Field(default=8, ge=1)
     most_top_k: int = Field(default=64, ge=1)
     allow: frozenset[PerRequest] = frozenset(get_args(PerRequest))
-    methods: frozenset[str] | None = None
     parse_sources: bool = False
     new_tokens: int = Field(default=512, ge=1)
     most_new_tokens: int = Field(default=4096, ge=1)
@@ -77,7 +73,6 @@ class Settings(BaseModel):
     cors: tuple[str, ...] = ()
     hosts: tuple[str, ...] = ()
     examples: tuple[str, ...] = ()
-    warm: bool = False
     log_texts: bool = False
 
     def serves(self, name: str) -> bool:

@@ -56,7 +56,6 @@ class _Params(BaseModel):
     windows: list[Annotated[int, Field(ge=1)]] | None = Field(default=None, min_length=1)
     encode: bool = False
     temperature: float = Field(default=1.0, gt=0, allow_inf_nan=False)
-    scale: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,11 +129,6 @@ class WindowedPrompt:
         given = checked(_Params, dict(params), "kv_transfer_params")
         if ids is None:
             raise InputError("Windows are read by token ids. Send prompt_token_ids, no embeddings.")
-        if given.scale != 1:
-            raise InputError(
-                f"scale={given.scale} is not possible in vLLM, whose attention weighs all keys "
-                "alike. Use scale=1, or rag-windows' own engine."
-            )
         prefix, rest = tuple(ids[: given.prefix]), tuple(ids[given.prefix :])
         if given.encode:
             if given.windows is not None or not rest:

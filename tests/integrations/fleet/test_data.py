@@ -85,7 +85,7 @@ def test_a_corpus_is_encoded_once_whoever_dies(
     def count(done: int, _: object) -> None:
         told.append(done)
         if not killed:
-            killed.append(next(workers("Warmer")))
+            killed.append(next(workers("ray::Model")))
             os.kill(killed[0], signal.SIGKILL)
 
     first = data.warm(options(), prefix="Answer.", on_warmed=count)
@@ -116,7 +116,7 @@ def test_an_interrupted_command_goes_on(options: Options, tmp_path: Path, cluste
     given = ["--docs", docs, "--shared", tmp_path / "w", "--model", made.model, "--replicas", 1]
     given += ["--system", ""]  # as the options below have it
     command = [sys.executable, "-m", "rag_windows.cli", "warm", *given, "--ray", cluster]
-    before = {*workers("Warmer")}
+    before = {*workers("ray::Model")}
     # A shell's background job ignores SIGINT, and so would what it starts.
     ours = signal.signal(signal.SIGINT, signal.default_int_handler)
     process = subprocess.Popen([str(word) for word in command], stderr=subprocess.PIPE, text=True)
@@ -128,7 +128,7 @@ def test_an_interrupted_command_goes_on(options: Options, tmp_path: Path, cluste
     _, told = process.communicate(timeout=60)
     assert process.returncode != 0
     assert "Traceback" not in told
-    while {*workers("Warmer")} - before:
+    while {*workers("ray::Model")} - before:
         time.sleep(0.1)
     written = len(list(store.glob("*/*.safetensors")))
     again = data.warm(made).warmed
@@ -137,43 +137,19 @@ def test_an_interrupted_command_goes_on(options: Options, tmp_path: Path, cluste
     assert 0 < again.encoded == MANY - again.present
 
 
-def rows(*told: dict[str, Any]) -> Callable[..., Iterator[dict[str, Any]]]:
-    """What processes told."""
-    return lambda *_: iter(told)
-
-
-SKIPPED = {"label": "a.md", "reason": "not a regular file", "problem": True}
-WARMED = {"passages": 3, "encoded": 2, "present": 1, "tokens": 9, "seconds": 1.0}
-
-
-def test_what_processes_tell_is_added_up(options: Options, monkeypatch: pytest.MonkeyPatch) -> None:
-    row = {"warmed": WARMED, "unwritten": 2, "skipped": [SKIPPED]}
-    monkeypatch.setattr(data, "_rows", rows(row, row))
-    done = data.warm(options())
-    warmed = done.warmed
-    counts = (warmed.passages, warmed.encoded, warmed.present, warmed.tokens, done.unwritten)
-    assert counts == (6, 4, 2, 18, 4)
-    assert [one.label for one in done.skipped] == ["a.md"] * 2
-    with pytest.raises(DocumentError, match=r"a.md: not a regular file"):
+def test_what_can_not_be_warmed_is_refused(options: Options, tmp_path: Path) -> None:
+    (tmp_path / "empty.md").write_text(" ")
+    with pytest.raises(DocumentError, match=r"No text found in .*empty.md"):
+        data.warm(options(docs=(str(tmp_path / "empty.md"),)))
+    with pytest.raises(DocumentError, match=rf"ferries.jsonl:{LINES + 1}: "):
         data.warm(options(), strict=True)
-    nothing = {"warmed": {**WARMED, "passages": 0}, "unwritten": 0, "skipped": [SKIPPED]}
-    monkeypatch.setattr(data, "_rows", rows(nothing))
-    with pytest.raises(DocumentError, match=r"No text found in .*docs.* \(1 left out: a.md"):
-        data.warm(options())
     with pytest.raises(InputError, match="need a store"):
         data.warm(options(shared=None))
 
 
-def test_errors_of_processes_are_raised_here(
-    options: Options, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made = options(model=str(tmp_path / "nowhere"))
-    told = data._Warmer(made, None)({"row": [json.dumps({"text": "One."})]})
-    monkeypatch.setattr(data, "_rows", rows(*map(json.loads, told["row"])))
-    with pytest.raises(ModelLoadError, match="nowhere"):
-        data.warm(made)
+def test_errors_of_processes_are_raised_here(options: Options, tmp_path: Path) -> None:
     with pytest.raises(ModelLoadError, match=r"^The model folder '.*nowhere' does not exist"):
-        data.Models(made.model_copy(update={"replicas": 1})).each(lambda lm: None)
+        data.warm(options(model=str(tmp_path / "nowhere")))
 
 
 def lengths(lm: WindowedLM, item: int) -> Sequence[tuple[int, int]]:

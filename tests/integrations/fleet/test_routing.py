@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections import Counter
 from dataclasses import replace
 
@@ -13,11 +12,10 @@ from hypothesis import strategies as st
 from rag_windows import Passage, PassageCache
 from rag_windows.integration import labels_of
 from rag_windows_server.fleet import routing
-from rag_windows_server.fleet.routing import ROUTINGS, Replica, RoutedQuestion
+from rag_windows_server.fleet.routing import Replica, RoutedQuestion, resident
 
 NUMBERS = st.integers(0, 11)
 LOADS = st.sampled_from([0.0, 0.5, 1.0, 2.0, 7.0])
-STEADY = sorted(ROUTINGS.keys() - {"random"})
 PASSAGE = Passage("Vara Zelmont was born in Sulava.", id="vara-1", title="Vara Zelmont")
 
 
@@ -34,25 +32,21 @@ def fleets(draw: st.DrawFn, least: int = 0) -> list[Replica]:
     return [Replica(name, draw(st.frozensets(NUMBERS)), draw(LOADS)) for name in names]
 
 
-def names(routing: str, question: RoutedQuestion, fleet: list[Replica]) -> list[str]:
-    return [fleet[index].name for index in ROUTINGS[routing](question, fleet)]
+def names(question: RoutedQuestion, fleet: list[Replica]) -> list[str]:
+    return [fleet[index].name for index in resident(question, fleet)]
 
 
-@pytest.mark.parametrize("name", ROUTINGS)
 @given(question=questions(), fleet=fleets())
-def test_a_choice_names_every_replica_once(
-    name: str, question: RoutedQuestion, fleet: list[Replica]
-) -> None:
-    assert sorted(ROUTINGS[name](question, fleet)) == list(range(len(fleet)))
+def test_a_choice_names_every_replica_once(question: RoutedQuestion, fleet: list[Replica]) -> None:
+    assert sorted(resident(question, fleet)) == list(range(len(fleet)))
 
 
-@pytest.mark.parametrize("name", STEADY)
 @given(question=questions(), fleet=fleets(), data=st.data())
 def test_the_order_in_which_replicas_are_listed_does_not_matter(
-    name: str, question: RoutedQuestion, fleet: list[Replica], data: st.DataObject
+    question: RoutedQuestion, fleet: list[Replica], data: st.DataObject
 ) -> None:
     shuffled = data.draw(st.permutations(fleet))
-    assert names(name, question, fleet) == names(name, question, shuffled)
+    assert names(question, fleet) == names(question, shuffled)
 
 
 @given(questions(), fleets(least=2))
@@ -62,55 +56,39 @@ def test_who_holds_more_and_has_no_more_load_is_not_ranked_behind(
     sizes = Counter[int]()
     for number, size in zip(question.digests, question.sizes, strict=True):
         sizes[number] += size
-    order = routing.resident(question, fleet)
+    order = resident(question, fleet)
     for place, index in enumerate(order):
         for other in order[place + 1 :]:
             held, more = (sum(sizes[n] for n in fleet[one].held) for one in (index, other))
             assert held >= more or fleet[index].load < fleet[other].load
 
 
-@pytest.mark.parametrize("name", STEADY)
 @given(question=questions(), fleet=fleets(least=1), data=st.data())
 def test_a_replica_that_is_lost_moves_its_own_questions_only(
-    name: str, question: RoutedQuestion, fleet: list[Replica], data: st.DataObject
+    question: RoutedQuestion, fleet: list[Replica], data: st.DataObject
 ) -> None:
-    """Where loads are equal; by load the others may move, too, but not in `resident`."""
-    if name != "resident":
-        fleet = [replace(one, load=1.0) for one in fleet]
     lost = data.draw(st.sampled_from(fleet))
     rest = [one for one in fleet if one is not lost]
-    left = [one for one in names(name, question, fleet) if one != lost.name]
-    assert names(name, question, rest) == left
+    left = [one for one in names(question, fleet) if one != lost.name]
+    assert names(question, rest) == left
 
 
-@pytest.mark.parametrize(("name", "homes"), [("resident", 1), ("consistent", 1), ("prefix", 0)])
-def test_questions_that_nobody_knows_spread_over_idle_replicas(name: str, homes: int) -> None:
+def test_questions_that_nobody_knows_spread_over_idle_replicas() -> None:
     fleet = [Replica(f"r{index}", frozenset(), 0.0) for index in range(8)]
     asked = [
-        RoutedQuestion((number,), (100,), routing.home_of("tenant", str(number * homes)))
+        RoutedQuestion((number,), (100,), routing.home_of("tenant", str(number)))
         for number in range(4000)
     ]
-    first = Counter(ROUTINGS[name](one, fleet)[0] for one in asked)
+    first = Counter(resident(one, fleet)[0] for one in asked)
     assert all(400 < first[index] < 600 for index in range(8))
-
-
-@pytest.mark.parametrize("name", ["consistent", "prefix"])
-def test_load_is_bounded_where_a_hash_chooses(name: str) -> None:
-    """All questions have one home: no replica gets more than a quarter above its share."""
-    loads = [0] * 8
-    question = RoutedQuestion((1, 2), (100, 100), 3)
-    for _ in range(800):
-        fleet = [Replica(f"r{index}", frozenset(), load) for index, load in enumerate(loads)]
-        loads[ROUTINGS[name](question, fleet)[0]] += 1
-    assert max(loads) == 125
 
 
 def test_what_is_resident_outweighs_load_up_to_its_share() -> None:
     question = RoutedQuestion((1, 2, 3, 3), (100, 100, 100, 100), 0)
     most = 0.5 / routing.LOAD_SHARE  # of questions more, for half of the passages
     idle, busy = Replica("idle", frozenset(), 0.0), Replica("busy", frozenset({3, 9}), 0.9 * most)
-    assert names("resident", question, [idle, busy]) == ["busy", "idle"]
-    assert names("resident", question, [idle, replace(busy, load=1.1 * most)]) == ["idle", "busy"]
+    assert names(question, [idle, busy]) == ["busy", "idle"]
+    assert names(question, [idle, replace(busy, load=1.1 * most)]) == ["idle", "busy"]
 
 
 def test_what_was_sent_counts_as_held_until_the_replica_had_time_to_publish_it() -> None:
@@ -129,18 +107,6 @@ def test_what_was_sent_counts_as_held_until_the_replica_had_time_to_publish_it()
     known.published({1, 3}, now=20.0)  # nor 4: it says what it said before
     assert known.numbers == {1, 3}
     assert not known.late(now=100.0)
-
-
-def test_random_takes_the_less_loaded_of_two_and_can_be_seeded() -> None:
-    fleet = [Replica(f"r{index}", frozenset(), index) for index in range(4)]
-    question = RoutedQuestion((), (), 0)
-    random.seed(1)
-    once = [ROUTINGS["random"](question, fleet) for _ in range(3000)]
-    random.seed(1)
-    assert once == [ROUTINGS["random"](question, fleet) for _ in range(3000)]
-    first = Counter(order[0] for order in once)
-    # One of two: 3 of the 6 pairs hold replica 0, 2 are of 1 and a busier one, 1 is left for 2.
-    assert [round(first[index] / 500) for index in range(4)] == [3, 2, 1, 0]
 
 
 @given(st.frozensets(st.integers(0, 2**32 - 1)))

@@ -281,10 +281,7 @@ async def test_errors_have_one_form(client: httpx.AsyncClient) -> None:
 async def test_pages_of_the_api(client: httpx.AsyncClient) -> None:
     api = (await client.get("/openapi.json")).json()
     assert {"/v1/chat/completions", "/v1/passages/warm", "/metrics"} <= api["paths"].keys()
-    page = await client.get("/docs")
-    assert "<script" not in page.text
-    assert "frequency_penalty" in page.text
-    assert "POST /v1/chat/completions" in page.text
+    assert "openapi.json" in (await client.get("/docs")).text
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no SIGTERM to wait for")

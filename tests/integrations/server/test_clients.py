@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import shutil
-import subprocess
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -34,7 +32,7 @@ from pydantic import BaseModel, SecretStr
 from rag_windows import WindowedLM
 from rag_windows.integration import schemas_available
 from rag_windows_retrievers import BM25Retriever
-from rag_windows_server import Keys, Settings, create_app
+from rag_windows_server import Settings, create_app
 
 Listen = Callable[[FastAPI], str]
 KEY = "a-key-of-a-client-0123456789"
@@ -123,44 +121,6 @@ def test_openai_errors(
         assert raised.value.param == param
         assert raised.value.code
         assert raised.value.request_id
-
-
-def test_openai_too_large(listening: Listen, lm: WindowedLM) -> None:
-    address = listening(create_app(lm, Settings(most_body_bytes=1000)))
-    sdk = openai.OpenAI(base_url=f"{address}/v1", api_key=KEY, max_retries=0)
-    with pytest.raises(openai.APIStatusError, match="1000 bytes") as raised:
-        sdk.chat.completions.create(**{**ASKED, "extra_body": {"documents": ["x" * 2000]}})
-    assert raised.value.status_code == 413
-
-
-def test_openai_keys(listening: Listen, lm: WindowedLM) -> None:
-    other = "of-somebody-else-0123456789"
-    keys = Keys([("ada", KEY, False), ("olga", other, True)])
-    address = listening(create_app(lm, Settings(), keys=keys))
-    for key, right in ((KEY, True), (other, True), (KEY + "x", False), (KEY[:-1], False)):
-        sdk = openai.OpenAI(base_url=f"{address}/v1", api_key=key, max_retries=0)
-        if right:
-            assert sdk.chat.completions.create(**ASKED).choices[0].message.content == "cheese"
-        else:
-            with pytest.raises(openai.AuthenticationError) as raised:
-                sdk.chat.completions.create(**ASKED)
-            assert raised.value.code == "invalid_api_key"
-            assert key not in str(raised.value)
-    with pytest.raises(openai.PermissionDeniedError):
-        openai.OpenAI(base_url=address, api_key=KEY, max_retries=0).get("/metrics", cast_to=str)
-
-
-async def test_openai_full_queue(listening: Listen, lm: WindowedLM) -> None:
-    address = listening(create_app(lm, Settings(max_rows=1, most_waiting=0)))
-    async with openai.AsyncOpenAI(base_url=f"{address}/v1", api_key=KEY, max_retries=0) as sdk:
-        asked = (sdk.chat.completions.create(**ASKED) for _ in range(12))
-        found = await asyncio.gather(*asked, return_exceptions=True)
-    refused = [one for one in found if isinstance(one, openai.RateLimitError)]
-    assert refused
-    assert all(int(one.response.headers["retry-after"]) >= 1 for one in refused)
-    assert (
-        len(refused) + sum(isinstance(one, openai.types.chat.ChatCompletion) for one in found) == 12
-    )
 
 
 def one_loop() -> httpx.AsyncClient:
@@ -369,36 +329,3 @@ def test_open_webui_sources_are_text_unless_allowed(address: str) -> None:
     given = {"model": "tiny-reader", "messages": messages, "rag": {"top_k": 0}}
     answer = httpx.post(f"{address}/v1/chat/completions", json=given, timeout=60).json()
     assert answer["choices"][0]["message"]["citations"] == []
-
-
-def test_open_webui_looks_for_models_and_asks_for_a_title(address: str) -> None:
-    """Its other requests: the list of models, and a title, which it asks for whole."""
-    headers = {"Authorization": f"Bearer {KEY}", "Content-Type": "application/json"}
-    listed = httpx.get(f"{address}/v1/models", headers=headers).json()["data"]
-    assert [one["id"] for one in listed] == ["tiny-reader"]
-    task = f"Write a title.\n<chat_history>\nUSER: {QUESTION}\nASSISTANT: cheese\n</chat_history>"
-    given = {
-        "model": "tiny-reader",
-        "messages": [{"role": "user", "content": task}],
-        "stream": False,
-        "max_completion_tokens": 1000,
-    }
-    url = f"{address}/v1/chat/completions"
-    answer = httpx.post(url, json=given, headers=headers, timeout=60)
-    assert answer.status_code == 200
-    assert isinstance(answer.json()["choices"][0]["message"]["content"], str)
-
-
-@pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl")
-@pytest.mark.parametrize("stream", [False, True])
-def test_curl(address: str, stream: bool) -> None:
-    given = {name: value for name, value in ASKED.items() if name != "extra_body"}
-    body = json.dumps({**given, "documents": DOCUMENTS, "stream": stream})
-    url = f"{address}/v1/chat/completions"
-    command = ["curl", "-sSN", url, "--json", body, "-H", f"Authorization: Bearer {KEY}"]
-    told = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
-    if stream:
-        assert told.endswith("data: [DONE]\n\n")
-        assert '"content":"cheese"' in told
-    else:
-        assert json.loads(told)["choices"][0]["message"]["content"] == "cheese"

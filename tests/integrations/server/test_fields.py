@@ -262,11 +262,10 @@ async def test_reading(client: httpx.AsyncClient) -> None:
 
 
 async def test_what_the_operator_allows(lm: WindowedLM) -> None:
-    allowed = Settings(allow=frozenset(["method"]), methods=frozenset(["pcw"]))
+    allowed = Settings(allow=frozenset(["method"]))
     async with asking(create_app(lm, allowed)) as client:
         assert await ask(client, documents=DOCUMENTS, method="pcw")
         for fields in (
-            {"method": "sequential"},
             {"rag_temperature": 0.5},
             {"link_tokens": 1, "link_choose": "query"},
             {"fallback": "sequential"},

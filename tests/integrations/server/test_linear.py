@@ -11,8 +11,6 @@ import httpx
 import pytest
 
 from rag_windows import WindowedLM
-from rag_windows.integration import ChatTemplate, Conversation, joined_messages
-from rag_windows.visible_text import strict_json
 from rag_windows_server import Settings, create_app
 from rag_windows_server.bodies import tools_of
 from rag_windows_server.documents import parse_sources
@@ -35,25 +33,6 @@ def grows(work: Callable[[Any], object], made: Callable[[int], Any], size: int) 
     small, large = made(size), made(4 * size)
     # The shortest of several: whatever else runs here only adds to some of them.
     return min(seconds(large) for _ in range(3)) / min(seconds(small) for _ in range(3))
-
-
-SOURCES = {
-    "never closed": lambda n: "<source>" * n,
-    "never closed, with names": lambda n: '<source id="1" name="a">text\n' * n,
-    "one letter after the other": lambda n: f"<source {'a' * 8 * n}>x</source>",
-    "words without values": lambda n: f"<source {'ab=' * 3 * n}>x</source>",
-    "quotes never closed": lambda n: f'<source {"a=" * n}a="{"b" * 8 * n}>x</source>',
-    "head never closed": lambda n: "<source " * n,
-    "closed first": lambda n: "</source>" * n + "<source>" * n,
-    "white space": lambda n: "<source>x</source>" + " \n" * 8 * n + "x",
-    "contexts": lambda n: "<context> \n" * n + "<source>x</source>",
-    "all closed": lambda n: '<source id="1">x</source>' * n,
-}
-
-
-@pytest.mark.parametrize("kind", SOURCES)
-def test_sources(kind: str) -> None:
-    assert grows(parse_sources, SOURCES[kind], 4_000) < MOST_TIMES
 
 
 async def test_a_large_message_is_parsed_at_once(lm: WindowedLM) -> None:
@@ -89,22 +68,6 @@ def test_sources_are_read_as_before(
     assert [(one.id, one.title, one.text) for one in passages] == found
 
 
-def test_messages_of_one_role() -> None:
-    def said(count: int) -> list[dict[str, Any]]:
-        return [{"role": "user", "content": "a" * 50}] * count
-
-    assert grows(joined_messages, said, 10_000) < MOST_TIMES
-    mixed: list[dict[str, Any]] = [
-        {"role": "user", "content": "a"},
-        {"role": "user", "content": ""},
-        {"role": "user", "content": "b"},
-        {"role": "assistant", "content": "c", "tool_calls": []},
-        {"role": "assistant", "content": "d"},
-        {"role": "user", "content": ""},
-    ]
-    assert [one["content"] for one in joined_messages(mixed)] == ["a\n\nb", "c", "d", ""]
-
-
 def test_allowed_tools() -> None:
     def given(count: int) -> tuple[list[Any], Any]:
         tools = [{"type": "function", "function": {"name": f"f{i}"}} for i in range(count)]
@@ -112,61 +75,6 @@ def test_allowed_tools() -> None:
         return tools, {"type": "allowed_tools", "tools": names}
 
     assert grows(lambda one: tools_of(*one), given, 1_000) < MOST_TIMES
-
-
-def test_keys_of_json() -> None:
-    def refused(text: str) -> None:
-        with pytest.raises(ValueError, match="twice"):
-            strict_json(text)
-
-    def made(count: int) -> str:
-        return "{" + "".join(f'"k{i}":0,' for i in range(count)) + '"z":0,"z":1}'
-
-    assert grows(refused, made, 2_000) < MOST_TIMES
-
-
-class Template:
-    """A tokenizer's chat template, whose renderings are counted."""
-
-    chat_template = "given"
-
-    def __init__(self, change: Callable[[str], str]) -> None:
-        self.rendered, self._change = 0, change
-
-    def get_chat_template(self, *_: Any) -> str:
-        return self.chat_template
-
-    def apply_chat_template(self, messages: list[Any], **_: Any) -> str:
-        self.rendered += 1
-        said = (f"<{one['role']}>{self._change(one['content'])}<end>" for one in messages)
-        return "".join(said) + "<assistant>"
-
-
-def talk(count: int) -> Conversation:
-    """A conversation whose texts all begin and end with a space."""
-    roles = ("user", "assistant")
-    said = [{"role": roles[i % 2], "content": f" {i} "} for i in range(count)]
-    return Conversation.of([*said, {"role": "user", "content": " What? "}])
-
-
-@pytest.mark.parametrize("change", [str, str.strip, str.upper], ids=["as it is", "strip", "upper"])
-def test_renderings_of_a_template(change: Callable[[str], str]) -> None:
-    """However long a conversation is, its template is asked a few times."""
-    counts = []
-    for turns in (4, 40, 400):
-        template = Template(change)
-        _, pieces = ChatTemplate(template, {}).cut(talk(turns), slot=False)
-        assert "".join(one.text for one in pieces).startswith(f"<user>{change(' 0 ')}<end>")
-        assert [one.text for one in pieces if not one.trusted][-1] == change(" What? ")
-        counts.append(template.rendered)
-    assert max(counts) == min(counts) <= 4
-
-
-def test_long_conversations() -> None:
-    def cut(conversation: Conversation) -> None:
-        ChatTemplate(Template(str), {}).cut(conversation, slot=False)
-
-    assert grows(cut, talk, 1_000) < MOST_TIMES
 
 
 async def test_stop_strings_are_few(client: httpx.AsyncClient) -> None:

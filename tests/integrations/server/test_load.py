@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import httpx
 import pytest
 from fastapi import FastAPI
 
-from rag_windows import PassageCache, Scheduler, WindowedLM
+from rag_windows import PassageCache, WindowedLM
 from rag_windows_retrievers import BM25Retriever
 from rag_windows_server import Settings, create_app
 from rag_windows_server.process import Server
 from tests.integrations.server.conftest import asking
-from tests.integrations.server.test_chat import DOCUMENTS, ask, body
+from tests.integrations.server.test_chat import DOCUMENTS, body
 
 Listen = Callable[[FastAPI], str]
 
@@ -28,93 +27,6 @@ def endless(lm: WindowedLM) -> dict[str, Any]:
     """A request whose answer does not end by itself before thousands of tokens."""
     end = str(lm.tokenizer.eos_token_id)
     return body(documents=DOCUMENTS, logit_bias={end: -100}, max_tokens=4000)
-
-
-@pytest.fixture
-def questions(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """The questions that schedulers were asked."""
-    asked: list[Any] = []
-    submit = Scheduler.submit
-
-    def noting(self: Scheduler, *given: Any, **options: Any) -> Any:
-        question = submit(self, *given, **options)
-        asked.append(question)
-        return question
-
-    monkeypatch.setattr(Scheduler, "submit", noting)
-    return asked
-
-
-@pytest.fixture
-def passes(lm: WindowedLM, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
-    """How many forward passes there were in all, and of them until a question was cancelled."""
-    counts = [0, 0]
-
-    def count(*_: Any) -> None:
-        counts[0] += 1
-
-    submit: Any = Scheduler.submit
-
-    def noting(self: Scheduler, *given: Any, **options: Any) -> Any:
-        question = submit(self, *given, **options)
-        cancel = question.cancel
-
-        def cancelled() -> bool:
-            counts[1] = counts[1] or counts[0]
-            return bool(cancel())
-
-        question.cancel = cancelled
-        return question
-
-    monkeypatch.setattr(Scheduler, "submit", noting)
-    handle = lm.model.get_input_embeddings().register_forward_hook(count)
-    yield counts
-    handle.remove()
-
-
-@pytest.mark.parametrize("streamed", [True, False])
-async def test_a_client_that_leaves_ends_its_generation(
-    address: str,
-    endless: dict[str, Any],
-    questions: list[Any],
-    passes: list[int],
-    streamed: bool,
-) -> None:
-    async with httpx.AsyncClient(base_url=address, timeout=30) as client:
-        if streamed:
-            request = {**endless, "stream": True}
-            async with client.stream("POST", "/v1/chat/completions", json=request) as answer:
-                seen = 0
-                async for _ in answer.aiter_lines():
-                    seen += 1
-                    if seen == 5:
-                        break
-        else:
-            waiting = asyncio.create_task(client.post("/v1/chat/completions", json=endless))
-            await until(lambda: passes[0] >= 10)
-            waiting.cancel()
-    (question,) = questions
-    result = await asyncio.to_thread(question.result, 10)
-    assert result.finish_reason == "cancelled"
-    assert 0 < result.usage.completion_tokens < 2000
-    assert 0 < passes[1] <= passes[0] <= passes[1] + 2
-
-
-async def test_a_client_that_leaves_in_line(
-    listening: Listen, lm: WindowedLM, endless: Any
-) -> None:
-    app = create_app(lm, Settings(max_rows=1))
-    line = app.state.served.answering.line
-    async with httpx.AsyncClient(base_url=listening(app), timeout=30) as client:
-        first = asyncio.create_task(client.post("/v1/chat/completions", json=endless))
-        await until(lambda: line.working == 1)
-        second = asyncio.create_task(client.post("/v1/chat/completions", json=endless))
-        await until(lambda: line.waiting == 1)
-        second.cancel()
-        await until(lambda: line.waiting == 0)
-        first.cancel()
-        await until(lambda: line.working == 0)
-        assert (await client.post("/v1/chat/completions", json=body())).status_code == 200
 
 
 async def until(true: Callable[[], bool]) -> None:
@@ -144,17 +56,6 @@ async def test_queue(lm: WindowedLM, endless: dict[str, Any]) -> None:
         assert (await client.post("/v1/chat/completions", json=body())).status_code == 200
 
 
-async def test_deadline_of_an_answer(lm: WindowedLM, endless: dict[str, Any]) -> None:
-    async with asking(create_app(lm, Settings(timeout_s=0.3))) as client:
-        answer = await client.post("/v1/chat/completions", json=endless)
-        assert (answer.status_code, answer.json()["error"]["code"]) == (504, "timeout")
-        assert answer.headers["x-should-retry"] == "false"
-        streamed = await client.post("/v1/chat/completions", json={**endless, "stream": True})
-        assert streamed.status_code == 200
-        last = json.loads(streamed.text.strip().split("\n\n")[-1].removeprefix("data: "))
-        assert last["error"]["code"] == "timeout"
-
-
 async def test_limits(lm: WindowedLM) -> None:
     app = create_app(lm, Settings(most_body_bytes=2000, most_documents=2, most_prompt_tokens=60))
     async with asking(app) as client:
@@ -171,49 +72,6 @@ async def test_limits(lm: WindowedLM) -> None:
         wide["messages"][0]["content"] = "Who is it? " * 20
         answer = await client.post("/v1/chat/completions", json=wide)
         assert answer.json()["error"]["code"] == "context_length_exceeded"
-
-
-@pytest.mark.parametrize(
-    ("content", "kind", "status"),
-    [
-        (b"{", "application/json", 400),
-        (b"[]", "application/json", 400),
-        (b'{"model": NaN}', "application/json", 400),
-        (b"[" * 100_000, "application/json", 400),
-        (b"\xff", "application/json", 400),
-        (b"{}", "text/plain", 415),
-    ],
-)
-async def test_bodies(client: httpx.AsyncClient, content: bytes, kind: str, status: int) -> None:
-    headers = {"content-type": kind}
-    answer = await client.post("/v1/chat/completions", content=content, headers=headers)
-    assert answer.status_code == status
-    assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
-
-
-async def test_at_once_as_one_by_one(client: httpx.AsyncClient) -> None:
-    questions = [
-        "What does Zelwick Academy make?",
-        "Who founded Zelwick Academy?",
-        "When was Cordan Zelwick born?",
-        "What does Thornwick Academy make?",
-    ] * 4
-    asked = [{"messages": [{"role": "user", "content": one}]} for one in questions]
-    alone = [await ask(client, **one) for one in asked[:4]] * 4
-    together = await asyncio.gather(*(ask(client, **one) for one in asked))
-    for one, other in zip(alone, together, strict=True):
-        contents = [each["choices"][0]["message"]["content"] for each in (one, other)]
-        assert contents[0] == contents[1]
-
-
-async def test_one_failure_is_its_own(client: httpx.AsyncClient) -> None:
-    broken = body(documents=["A."], max_tokens=4000)
-    broken["messages"][0]["content"] = "Who? " * 3000
-    good, bad = await asyncio.gather(
-        client.post("/v1/chat/completions", json=body(documents=DOCUMENTS)),
-        client.post("/v1/chat/completions", json=broken),
-    )
-    assert (good.status_code, bad.status_code) == (200, 400)
 
 
 async def test_the_event_loop_is_free(client: httpx.AsyncClient, endless: dict[str, Any]) -> None:

@@ -16,10 +16,9 @@ import httpx
 import pytest
 import uvicorn
 from fastapi import FastAPI, Request, Response
-from fastapi.responses import JSONResponse, PlainTextResponse, StreamingResponse
+from fastapi.responses import JSONResponse, StreamingResponse
 
 from rag_windows import WindowedLM
-from rag_windows.samples import sample_questions
 from rag_windows_retrievers import BM25Retriever
 from rag_windows_server import Keys, Settings, create_app, page
 from rag_windows_server.routes import Served
@@ -30,7 +29,6 @@ EVIL = (
     "[here](javascript:window.hacked=1) <a href='javascript:window.hacked=1'>x</a> ${hacked=1} "
     "{{7*7}} \u202eesrever \x1b[31m \u2066 " + "W" * 90
 )
-EXAMPLES = dict(zip(sample_questions()[:3], ("green", "Birava", "saga"), strict=True))
 DESK, PHONE = (1280, 900), (390, 844)
 KEY = "a-key-of-a-client-0123456789"
 
@@ -121,7 +119,7 @@ def script() -> Iterator[tuple[Script, str]]:
 @pytest.fixture(scope="module")
 def real(lm: WindowedLM, corpus: BM25Retriever) -> Iterator[str]:
     """The true server over the sample documents, as `rag-windows serve` makes it."""
-    with serving(create_app(lm, Settings(examples=tuple(EXAMPLES)), corpus)) as url:
+    with serving(create_app(lm, Settings(), corpus)) as url:
         yield url
 
 
@@ -224,35 +222,8 @@ def test_a_follow_up_question_is_understood(visit: Callable[..., Any], real: str
     assert "librarian" not in ask(tab, "Which job does she have?").inner_text()
 
 
-@pytest.mark.parametrize("question", EXAMPLES)
-def test_examples_are_answered(visit: Callable[..., Any], real: str, question: str) -> None:
-    tab = visit(real)
-    tab.get_by_role("button", name=question).click()
-    tab.locator(".passage").first.wait_for()
-    assert tab.locator(".answer > .text").inner_text().strip() == EXAMPLES[question]
-    assert tab.evaluate("document.activeElement.id") == "question"
-
-
-def test_sequential_stands_beside_windows(visit: Callable[..., Any], real: str) -> None:
-    tab = visit(real)
-    sent: list[str] = []
-    tab.on("request", lambda one: sent.append(one.post_data or "{}"))
-    tab.get_by_role("switch", name="Sequential beside windows").check()
-    turn = ask(tab, "Which genre does Gentle Horizon have?")
-    assert turn.locator("h3").all_inner_texts() == ["Windows", "Sequential"]
-    for box in turn.locator(".answer").all():
-        assert "saga" in box.locator(".text").first.inner_text()
-        assert box.locator(".passage .name").first.inner_text() == "Gentle Horizon"
-    left, right = (box.bounding_box() for box in turn.locator(".answer").all())
-    assert left["y"] == right["y"]
-    assert left["x"] + left["width"] < right["x"]
-    asked = [json.loads(body) for body in sent if "messages" in body]
-    assert [body.get("method") for body in asked] == [None, "sequential"]
-
-
-@pytest.mark.parametrize("size", [DESK, PHONE], ids=["desk", "phone"])
 def test_a_sentence_names_its_sources(
-    visit: Callable[..., Any], script: tuple[Script, str], size: tuple[int, int]
+    visit: Callable[..., Any], script: tuple[Script, str]
 ) -> None:
     server, url = script
     said = [f"Goats eat <b>grass</b> 🎉. {EVIL} ends.", "It is said.", "It is said."]
@@ -265,8 +236,8 @@ def test_a_sentence_names_its_sources(
     ]
     ending = end(cited(0, 0.4, "Goats", text="a"), cited(1, 0.3, EVIL, text="b"))
     ending[0]["choices"][0]["delta"]["rag"] = {"supported": False, "statements": statements}
-    server.answers = [[" ".join(said), *ending], ["Yes.", *end()]]
-    tab = visit(url, size)
+    server.answers = [[" ".join(said), *ending]]
+    tab = visit(url)
     tab.get_by_role("switch", name="Leave each source out").check()
     turn = ask(tab, "What?")
     assert server.asked[0]["citations"] == "removal"
@@ -278,66 +249,18 @@ def test_a_sentence_names_its_sources(
         ".join('')"
     ) == " ".join(said)
     assert not sources.nth(1).is_visible()
-    # By keyboard alone, in the order of the text.
     words.first.focus()
     assert sources.first.inner_text() == "Goats 40%, supports it, −3.3 nats without it"
-    tab.keyboard.press("Tab")
+    tab.keyboard.press("Escape")
     assert not sources.first.is_visible()
-    assert sources.nth(1).is_visible()
+    words.nth(1).hover()
     assert len(sources.nth(1).inner_text().splitlines()) == 2
     tab.keyboard.press("Escape")
     assert not sources.nth(1).is_visible()
-    words.nth(1).hover()
-    assert sources.nth(1).is_visible()
-    box = sources.nth(1).bounding_box()
-    assert box["x"] >= 0
-    assert box["x"] + box["width"] <= size[0]
-    tab.keyboard.press("Escape")
-    assert not sources.nth(1).is_visible()
-    assert tab.locator("#said").text_content() == "Windows: " + " ".join(said)
-    # The next question brings the answer alone, not the names of its sources.
-    ask(tab, "And?")
-    assert server.asked[1]["messages"][1] == {"role": "assistant", "content": " ".join(said)}
-    assert words.nth(1).get_attribute("aria-describedby") == sources.nth(1).get_attribute("id")
     assert tab.evaluate("window.hacked") is None
 
 
-def test_an_answer_is_shown_while_it_is_written(
-    visit: Callable[..., Any], script: tuple[Script, str]
-) -> None:
-    server, url = script
-    go, finish = threading.Event(), threading.Event()
-    cut = event({"choices": [{"index": 0, "delta": {"content": "three"}}]})
-    server.answers = [
-        ["one ", go, b": a comment\r\n\r\n", "two é ", cut[:20], cut[20:], finish, *end()]
-    ]
-    tab = visit(url)
-    tab.get_by_label("Question").fill("What?")
-    tab.keyboard.press("Enter")
-    box = tab.locator(".answer")
-    text = box.locator(".text")
-    box.locator(".text", has_text="one").wait_for()
-    assert box.get_attribute("aria-busy") == "true"
-    assert tab.get_by_role("status").inner_text() == "Answering …"
-    go.set()
-    box.locator(".text", has_text="three").wait_for()
-    assert text.inner_text() == "one two é three"
-    tab.get_by_label("Question").fill("And?")
-    tab.keyboard.press("Enter")
-    assert "Stop it" in tab.get_by_role("status").inner_text()
-    finish.set()
-    tab.get_by_role("button", name="Stop").wait_for(state="hidden")
-    assert box.get_attribute("aria-busy") == "false"
-    assert tab.locator("#said").inner_text() == "Windows: one two é three"
-    assert "No passage" in box.inner_text()
-    assert tab.get_by_label("Question").input_value() == "And?"
-    assert len(server.asked) == 1
-
-
-@pytest.mark.parametrize("by", ["button", "Escape", "New conversation"])
-def test_stopping_ends_the_request(
-    visit: Callable[..., Any], script: tuple[Script, str], by: str
-) -> None:
+def test_stopping_ends_the_request(visit: Callable[..., Any], script: tuple[Script, str]) -> None:
     server, url = script
     server.answers = [["half ", threading.Event()], ["whole", *end()]]
     tab = visit(url)
@@ -347,10 +270,7 @@ def test_stopping_ends_the_request(
     tab.get_by_label("Question").fill("What?")
     tab.keyboard.press("Enter")
     tab.locator(".answer > .text", has_text="half").wait_for()
-    if by == "Escape":
-        tab.keyboard.press("Escape")
-    else:
-        tab.get_by_role("button", name=by if by != "button" else "Stop").click()
+    tab.get_by_role("button", name="Stop").click()
     assert server.left.wait(5)
     tab.get_by_role("button", name="Stop").wait_for(state="hidden")
     assert tab.evaluate("document.activeElement.id") == "question"
@@ -358,69 +278,15 @@ def test_stopping_ends_the_request(
     tab.get_by_role("switch", name="Sequential beside windows").uncheck()
     ask(tab, "And?")
     contents = [message["content"] for message in server.asked[1]["messages"]]
-    if by == "New conversation":
-        assert contents == ["And?"]
-    else:
-        first = tab.locator("#turns > li").first
-        assert first.locator("h3").all_inner_texts() == ["Windows"]
-        assert "Stopped." in first.inner_text()
-        assert contents == ["What?", "half ", "And?"]
+    first = tab.locator("#turns > li").first
+    assert first.locator("h3").all_inner_texts() == ["Windows"]
+    assert "Stopped." in first.inner_text()
+    assert contents == ["What?", "half ", "And?"]
 
 
-def test_everything_is_reached_by_the_keyboard_alone(
-    visit: Callable[..., Any], script: tuple[Script, str]
-) -> None:
+def test_hostile_texts_stay_texts(visit: Callable[..., Any], script: tuple[Script, str]) -> None:
     server, url = script
-    many = [cited(i, 0.5 / (i + 1), f"Title {i}", text=f"Text {i}.") for i in range(7)]
-    server.answers = [["a", *end(*many)], ["b", *end()], ["c", *end()]]
-    tab = visit(url)
-    press = tab.keyboard.press
-    focused = "document.activeElement.innerText || document.activeElement.id"
-    tab.locator("#question:focus").wait_for()
-    tab.keyboard.type("First line")
-    press("Shift+Enter")
-    tab.keyboard.type("second line")
-    press("Enter")
-    tab.locator(".passage").first.wait_for()
-    assert server.asked[0]["messages"][-1]["content"] == "First line\nsecond line"
-    order = []
-    for _ in range(7):
-        press("Shift+Tab")
-        order.append(tab.evaluate(focused).split("\n")[0])
-    assert order == ["2 more", *(f"Title {i}" for i in (4, 3, 2, 1, 0)), "New conversation"]
-    press("Tab")
-    outline = "getComputedStyle(document.activeElement).outlineStyle"
-    assert tab.evaluate(outline) == "solid"
-    text = tab.locator(".passage .text").first
-    press("Enter")
-    assert text.inner_text() == "Text 0."
-    press("Space")
-    assert not text.is_visible()
-    for _ in range(5):
-        press("Tab")
-    press("Enter")
-    assert tab.get_by_text("Title 6").is_visible()
-    for _ in range(4):  # both that came to light, the field, the button
-        press("Tab")
-    assert tab.evaluate(focused) == "Ask"
-    press("Tab")
-    press("Space")
-    assert tab.get_by_role("switch", name="Sequential beside windows").is_checked()
-    tab.get_by_label("Question").focus()
-    tab.keyboard.type("And?")
-    press("Tab")
-    press("Enter")
-    tab.locator("h3", has_text="Sequential").wait_for()
-    tab.get_by_role("button", name="Stop").wait_for(state="hidden")
-    assert tab.evaluate(focused) == "Ask"
-
-
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("size", [DESK, PHONE], ids=["desk", "phone"])
-def test_hostile_texts_stay_texts(
-    visit: Callable[..., Any], script: tuple[Script, str], size: tuple[int, int], scheme: str
-) -> None:
-    server, url = script
+    size = PHONE
     server.model = EVIL
     server.examples = (EVIL,)
     sources = [
@@ -439,7 +305,7 @@ def test_hostile_texts_stay_texts(
         "rag": {"method": {"name": EVIL}, "notes": [EVIL], "fallback": fallback},
     }
     server.answers = [[EVIL, *last], broken]
-    tab = visit(url, size, scheme)
+    tab = visit(url, size, "dark")
     tab.locator("#examples button").wait_for()
     assert tab.evaluate("document.scrollingElement.scrollWidth") == size[0]
     tab.get_by_role("switch", name="Sequential beside windows").check()
@@ -469,7 +335,7 @@ def test_hostile_texts_stay_texts(
     sums = """one => [one.backgroundColor, one.color].map(
       color => color.match(/[0-9]+/g).slice(0, 3).reduce((a, b) => a + +b, 0))"""
     ground, ink = tab.evaluate(f"({sums})(getComputedStyle(document.body))")
-    assert (ground < ink) == (scheme == "dark")
+    assert ground < ink
 
 
 def test_no_script_but_its_own_can_run(browser: Any, script: tuple[Script, str]) -> None:
@@ -513,21 +379,12 @@ def error(status: int, message: str, **headers: str) -> Response:
 
 
 CASES: dict[str, tuple[Response | list[Any], str]] = {
-    "refused": (error(400, "The question is too long."), "The question is too long."),
     "busy": (
         error(429, "Too many wait.", **{"Retry-After": "5"}),
         "Too many wait. Try again in 5 seconds.",
     ),
-    "proxy": (
-        PlainTextResponse("<h1>Bad Gateway</h1>", 502),
-        "The server answered with error 502.",
-    ),
     "within": (["some", {"error": {"message": "It took too long."}}], "It took too long."),
     "broken": (["some "], "The answer broke off: the server closed the connection."),
-    "unreadable": (
-        [b"data: {]\n\n"],
-        "The server's answer can't be read. Reload this page and ask again.",
-    ),
 }
 
 
@@ -547,37 +404,6 @@ def test_errors_are_told_in_plain_words(
     tab.keyboard.press("Enter")
     tab.get_by_text("fine", exact=True).wait_for()
     assert [message["content"] for message in server.asked[1]["messages"]] == ["What?"]
-
-
-def test_a_cut_or_empty_answer_is_told(
-    visit: Callable[..., Any], script: tuple[Script, str]
-) -> None:
-    server, url = script
-    server.answers = [["half", *end(reason="length")], end()]
-    tab = visit(url)
-    assert "Cut off at the limit" in ask(tab, "What?").inner_text()
-    assert "The answer is empty." in ask(tab, "And?").inner_text()
-    assert tab.get_by_label("Question").input_value() == "And?"
-
-
-def test_a_server_that_is_gone_is_told(visit: Callable[..., Any]) -> None:
-    server = Script()
-    with serving(server.app) as url:
-        tab = visit(url)
-        tab.get_by_text("a-model").wait_for()
-    assert "can't be reached" in ask(tab, "What?").inner_text()
-    tab.get_by_label("Question").fill("")
-    tab.keyboard.press("Enter")
-    assert tab.get_by_role("status").inner_text() == "Write a question first."
-
-
-def test_the_page_works_under_a_path(visit: Callable[..., Any]) -> None:
-    server, outer = Script(), FastAPI()
-    outer.mount("/rag", server.app)
-    server.answers = [["fine", *end()]]
-    with serving(outer) as url:
-        tab = visit(f"{url}/rag/")
-        assert ask(tab, "What?").locator(".answer > .text").inner_text() == "fine"
 
 
 def test_a_key_is_asked_for_where_the_server_wants_one(

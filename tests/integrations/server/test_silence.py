@@ -163,48 +163,6 @@ async def test_a_status_while_in_line(
 
 
 @pytest.mark.parametrize("path", [CHAT, RESPONSES])
-@pytest.mark.parametrize("ping_s", [0.05, 600.0])
-async def test_who_leaves_a_silent_stream_ends_the_work(
-    listening: Listen, cold: WindowedLM, gate: Gate, path: str, ping_s: float
-) -> None:
-    app = create_app(cold, Settings(ping_s=ping_s))
-    line = app.state.served.answering.line
-    async with httpx.AsyncClient(base_url=listening(app), timeout=30) as client:
-        async with client.stream("POST", path, json=asked(path)) as answer:
-            assert answer.status_code == 200
-            await until(gate.waiting.is_set)
-            before = gate.passes
-        await until(lambda: line.working == 0)
-        gate.open()
-        await asyncio.sleep(0.5)
-        assert gate.passes - before <= 2
-
-
-@pytest.mark.parametrize("path", [CHAT, RESPONSES])
-@pytest.mark.parametrize(
-    ("fields", "status", "code"),
-    [
-        ({"documents": ["a b " * 200]}, 400, "context_length_exceeded"),
-        ({"temperature": 3}, 400, "invalid_value"),
-        ({"model": "other"}, 404, "model_not_found"),
-        ({"rag": {"top_k": 3}}, 400, "unsupported_parameter"),
-    ],
-    ids=str,
-)
-def test_what_is_refused_at_once_has_its_status(
-    listening: Listen,
-    cold: WindowedLM,
-    path: str,
-    fields: dict[str, Any],
-    status: int,
-    code: str,
-) -> None:
-    address = listening(create_app(cold, Settings(most_prompt_tokens=200)))
-    answer = httpx.post(address + path, json=asked(path, **fields), timeout=30)
-    assert (answer.status_code, answer.json()["error"]["code"]) == (status, code)
-
-
-@pytest.mark.parametrize("path", [CHAT, RESPONSES])
 def test_what_there_is_no_memory_for_has_its_status(
     listening: Listen, cold: WindowedLM, path: str
 ) -> None:

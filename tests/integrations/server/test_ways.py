@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rag_windows import MissingExtraError, WindowedLM
+from rag_windows import WindowedLM
 from rag_windows_retrievers import BM25Retriever
 from rag_windows_server import Settings, create_app
 from rag_windows_server.documents import parse_sources
@@ -175,11 +175,3 @@ async def test_sources_of_open_webui(lm: WindowedLM, client: httpx.AsyncClient) 
 def test_texts_without_whole_sources_stay(text: str) -> None:
     rest, passages = parse_sources(text)
     assert passages or rest == text
-
-
-def test_missing_extra_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    import rag_windows_server as server
-
-    monkeypatch.setattr("rag_windows.errors.installed", lambda package: package != "fastapi")
-    with pytest.raises(MissingExtraError, match=r'pip install "rag-windows\[server\]"'):
-        _ = server.create_app

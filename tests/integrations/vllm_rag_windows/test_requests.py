@@ -58,7 +58,6 @@ def test_a_prompt_is_cut_where_its_params_say() -> None:
         ({"prefix": 2, "windows": [2], "encode": True}, "behind the prefix"),
         ({"windows": [1], "temperature": 0.0}, "temperature"),
         ({"windows": [1], "temperature": float("nan")}, "temperature"),
-        ({"windows": [1], "scale": 0.9}, "scale=0.9"),
         ({"windows": [1], "method": "ape"}, "method"),
     ],
 )

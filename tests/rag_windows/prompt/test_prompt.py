@@ -229,6 +229,25 @@ def test_without_passages_ids_are_those_of_apply_chat_template(name: str, questi
         assert list(parts.query_ids) == expected
 
 
+def test_a_long_conversation_is_rendered_as_often_as_a_short_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tokenizer = build("llama3")
+    render, counts = tokenizer.apply_chat_template, list[int]()
+
+    def counted(*given: Any, **options: Any) -> Any:
+        counts[-1] += 1
+        return render(*given, **options)
+
+    monkeypatch.setattr(tokenizer, "apply_chat_template", counted)
+    for turns in (2, 20, 200):
+        counts.append(0)
+        said = [("user", "assistant")[number % 2] for number in range(2 * turns + 1)]
+        messages = [{"role": role, "content": f" {at} "} for at, role in enumerate(said)]
+        Prompt(tokenizer).build(messages, [])
+    assert 0 < min(counts) == max(counts) <= 4
+
+
 @pytest.mark.parametrize("name", [n for n in CHAT if n in LOSSLESS])
 def test_with_passages_the_text_is_the_template_with_passages_before_the_question(
     name: str,

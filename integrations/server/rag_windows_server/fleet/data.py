@@ -1,28 +1,22 @@
-"""Encodes corpora and asks questions over a cluster of Ray's, in processes with a model each.
-
-Importing this imports no torch, which processes that read files do without.
-"""
+"""Encodes corpora and asks questions over a cluster of Ray's, in processes with a model each."""
 
 from __future__ import annotations
 
-import json
-import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import cached_property, partial
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import ray
-from ray.data import ActorPoolStrategy, TaskPoolStrategy
 from ray.exceptions import RayError, RayTaskError
 from ray.util import ActorPool
 
-from rag_windows import errors
-from rag_windows.errors import DocumentError, InputError, ModelError, RagWindowsError
+from rag_windows.errors import DocumentError, InputError, ModelError
 from rag_windows.passage import Passage
 from rag_windows.samples import samples_path
 from rag_windows_retrievers.documents import (
@@ -43,10 +37,8 @@ R = TypeVar("R")
 T = TypeVar("T")
 
 BATCH = 64
-"""Passages that a process encodes at least before it says that they are in the store."""
+"""Passages that a process encodes before it says that they are in the store."""
 
-_READERS = 2  # of files, for each process that encodes what they read
-_BLOCK_BYTES = 64 << 10  # of passages that go to a process together
 _RESTARTS = 3  # of a process that dies; what kills it again and again must end
 
 
@@ -129,7 +121,7 @@ def _called(lm: WindowedLM, function: Callable[[WindowedLM, T], R], item: T) -> 
 
 
 def _size(options: FleetOptions) -> dict[str, Any]:
-    """What Ray reserves for a process; Ray Data takes one of the two."""
+    """What Ray reserves for a process."""
     if options.gpus_per_replica:
         return {"num_gpus": options.gpus_per_replica}
     return {"num_cpus": options.cpus_per_replica}
@@ -150,37 +142,14 @@ def _divided(options: FleetOptions) -> FleetOptions:
 Prefix: TypeAlias = "str | Callable[[WindowedLM], str | None] | None"
 
 
-class _Warmer(Model):
-    """Encodes passages into the store; a batch is stored when its figures are reported."""
-
-    def __init__(self, options: FleetOptions, prefix: Prefix) -> None:
-        super().__init__(options)
-        self._prefix, self._unwritten = prefix, 0
-
-    def __call__(self, batch: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
-        rows = [json.loads(one) for one in batch["row"]]
-        passages = [Passage.of(one) for one in rows if "reason" not in one]
-        try:
-            prefix = self._prefix(self.lm) if callable(self._prefix) else self._prefix
-            warmed = self.lm.warm(passages, prefix=prefix)
-            store = None if self.lm.cache is None else self.lm.cache.shared
-            unwritten = 0 if store is None else store.unwritten
-            report = {"warmed": asdict(warmed), "unwritten": unwritten - self._unwritten}
-            self._unwritten = unwritten
-        except RagWindowsError as error:  # to which Ray Data would add lines of its own
-            report = {"error": type(error).__name__, "message": str(error)}
-        skipped = [one for one in rows if "reason" in one]
-        return {"row": [json.dumps({**report, "skipped": skipped})]}
-
-
-def _passages(row: Mapping[str, str], words: int) -> Iterator[dict[str, str]]:
-    """The passages of a file, as rows; so are its parts that can't be used."""
-    for one in DocumentFile(**json.loads(row["row"])).read():
-        if isinstance(one, Skipped):
-            yield {"row": json.dumps(asdict(one))}
-        else:
-            for passage in split_document(one, words=words):
-                yield {"row": json.dumps(asdict(passage))}
+def _encode(
+    prefix: Prefix, lm: WindowedLM, passages: Sequence[Passage]
+) -> list[tuple[Warmed, int]]:
+    """What warming passages did, and how many of their windows could not be written."""
+    store = None if lm.cache is None else lm.cache.shared
+    before = 0 if store is None else store.unwritten
+    warmed = lm.warm(passages, prefix=prefix(lm) if callable(prefix) else prefix)
+    return [(warmed, 0 if store is None else store.unwritten - before)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +177,7 @@ def warm(
 ) -> WarmedCorpus:
     """Encode documents into the store that the models share.
 
-    Files are read and split by tasks, and their passages encoded by ``options.replicas`` processes.
+    Files are read and split here, and their passages encoded by ``options.replicas`` processes.
     What the store has is not encoded, so the same call goes on where an interrupted one stopped.
 
     Args:
@@ -235,56 +204,31 @@ def warm(
     sample = samples_path() / "corpus"
     names, root = (options.docs, Path()) if options.docs else ([str(sample)], sample)
     found = list(found_files(names, root=root))
-    files = [one for one in found if isinstance(one, DocumentFile)]
-    skipped = [one for one in found if isinstance(one, Skipped)]
+    skipped: list[Skipped] = []
+    if not any(isinstance(one, DocumentFile) for one in found):
+        raise no_text(names, [one for one in found if isinstance(one, Skipped)])
+
+    def passages() -> Iterator[Passage]:
+        for file in found:
+            for one in file.read() if isinstance(file, DocumentFile) else [file]:
+                if not isinstance(one, Skipped):
+                    yield from split_document(one, words=options.passage_words)
+                    continue
+                if strict and one.problem:
+                    raise DocumentError(f"{one.label}: {one.reason}")
+                skipped.append(one)
+
     sums: Counter[str] = Counter()
-    if not files:
-        raise no_text(names, skipped)
     with cluster(address, options.replicas, options.cpus_per_replica):
-        for row in _rows(options, prefix, files):
-            if "error" in row:
-                raise getattr(errors, row["error"], RagWindowsError)(row["message"])
-            skipped += [Skipped(**one) for one in row["skipped"]]
-            if strict and (bad := next((one for one in skipped if one.problem), None)):
-                raise DocumentError(f"{bad.label}: {bad.reason}")
-            sums.update(row["warmed"])
-            sums["unwritten"] += row["unwritten"]
+        read = passages()
+        batches = iter(lambda: [*islice(read, BATCH)], [])
+        for done, unwritten in Models(options).map(partial(_encode, prefix), batches):
+            sums.update(asdict(done))
+            sums["unwritten"] += unwritten
             if on_warmed is not None:
                 on_warmed(sums["passages"], None)
     if not sums["passages"]:
         raise no_text(names, skipped)
-    done = {name: sums[name] for name in ("passages", "encoded", "present", "tokens")}
-    warmed = Warmed(**done, seconds=time.perf_counter() - begun)
+    counts = {name: sums[name] for name in ("passages", "encoded", "present", "tokens")}
+    warmed = Warmed(**counts, seconds=time.perf_counter() - begun)
     return WarmedCorpus(warmed, tuple(skipped), sums["unwritten"])
-
-
-def _rows(
-    options: FleetOptions, prefix: Prefix, files: Sequence[DocumentFile]
-) -> Iterator[dict[str, Any]]:
-    """What the processes report, batch by batch."""
-    logging.getLogger("ray.data").setLevel(logging.CRITICAL)
-    cpus = ray.cluster_resources().get("CPU", 1) - options.replicas * options.cpus_per_replica
-    with _errors_of_processes():
-        data: Any = ray.data.from_items([{"row": json.dumps(asdict(one))} for one in files])
-        data.context.enable_progress_bars = False
-        data.context.print_on_execution_start = False
-        data.context.raise_original_map_exception = True
-        # A file may hold a million passages, and all processes shall have some of them.
-        data.context.target_max_block_size = _BLOCK_BYTES
-        # No CPUs, which the models may have taken all.
-        data = data.flat_map(
-            partial(_passages, words=options.passage_words),
-            compute=TaskPoolStrategy(size=max(1, min(int(cpus), _READERS * options.replicas))),
-            num_cpus=0,
-        )
-        data = data.map_batches(
-            _Warmer,
-            fn_constructor_args=(options, prefix),
-            batch_size=BATCH,
-            compute=ActorPoolStrategy(
-                min_size=options.replicas, max_size=options.max_replicas or options.replicas
-            ),
-            **_size(options),
-        )
-        for row in data.iter_rows():
-            yield json.loads(row["row"])

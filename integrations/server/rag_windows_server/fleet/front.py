@@ -6,7 +6,6 @@ import json
 import logging
 import re
 import signal
-import socket
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -21,12 +20,13 @@ from ray.exceptions import ActorDiedError, RayError, RayTaskError
 from ray.serve import Application
 from ray.serve.exceptions import DeploymentUnavailableError
 from ray.serve.handle import DeploymentHandle
+from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from rag_windows import InputError, Passage, RagWindowsError
 from rag_windows_server import chat, responses
-from rag_windows_server.answering import searched
+from rag_windows_server.answering import ClientLeft, searched
 from rag_windows_server.bodies import Body, top_k
 from rag_windows_server.chat import ChatBody
 from rag_windows_server.collection import index_of
@@ -39,8 +39,9 @@ from rag_windows_server.fleet.routing import RoutedQuestion, home_of, passage_nu
 from rag_windows_server.keys import Tenant
 from rag_windows_server.own_documents import document_removed
 from rag_windows_server.passages import deleted
+from rag_windows_server.process import free_port, unavailable
 from rag_windows_server.responses import ResponsesBody
-from rag_windows_server.routes import read_body
+from rag_windows_server.routes import bounded, read_body
 
 _log = logging.getLogger("rag_windows.fleet")
 
@@ -96,59 +97,39 @@ class Front:
         return app
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        tenant = self._tenant(scope)
+        request = Request(scope, receive)
         path = scope["path"].removeprefix(scope.get("root_path", ""))
         fields = {name: scope[name] for name in _SCOPE.split() if name in scope}
-        # Who may not ask is refused by a reader, before anybody waits for a body.
-        body, late = (b"", False) if tenant is None else await self._body(receive)
-        if body is None:
-            return
-        relayed = Relayed({**fields, "headers": [*scope["headers"]]}, body, late, self._deleted)
+        fields["headers"] = [*scope["headers"]]
         together = None
-        if tenant is not None and tenant.operator:
-            if scope["method"] == "GET" and path == "/metrics":
-                together = _metrics
-            elif scope["method"] == "DELETE" and path.startswith(_REMOVING):
-                together = _removed
-                if not self._lasting and path.startswith("/v1/passages/"):
-                    self._deleted |= {path.removeprefix("/v1/passages/")}
-        if together is None:
-            question = await asyncio.to_thread(self._question, path, body, tenant)
-            await self._pass_on(relayed, question, receive, send)
-            return
         try:
-            answers = await self._everywhere(relayed)
+            # Who may not ask is refused by a reader, before anybody waits for a body.
+            tenant = self._tenant(request)
+            body = b"" if tenant is None else await bounded(request, self._settings).body()
+            relayed = Relayed(fields, body, self._deleted)
+            if tenant is not None and tenant.operator:
+                if scope["method"] == "GET" and path == "/metrics":
+                    together = _metrics
+                elif scope["method"] == "DELETE" and path.startswith(_REMOVING):
+                    together = _removed
+                    if not self._lasting and path.startswith("/v1/passages/"):
+                        self._deleted |= {path.removeprefix("/v1/passages/")}
+            if together is None:
+                question = await asyncio.to_thread(self._question, path, body, tenant)
+                await self._pass_on(relayed, question, receive, send)
+                return
+            response = _together(await self._everywhere(relayed), together)
+        except ClientLeft:
+            return
         except ApiError as error:
-            response: Response = error.response()
-        else:
-            response = _together(answers, together)
+            response = error.response()
         await response(scope, receive, send)
 
-    def _tenant(self, scope: Scope) -> Tenant | None:
-        found = [value for name, value in scope["headers"] if name == b"authorization"]
+    def _tenant(self, request: Request) -> Tenant | None:
         try:
-            return self._keys.tenant(found[0].decode("latin-1") if found else None)
+            return self._keys.tenant(request.headers.get("authorization"))
         except ApiError:
             return None
-
-    async def _body(self, receive: Receive) -> tuple[bytes | None, bool]:
-        """The body, and whether the rest of it is late; None for a client that left.
-
-        A body that is larger than readers take is passed on as soon as it is, for them to say so.
-        """
-        parts: list[bytes] = []
-        size, more = 0, True
-        while more and size <= self._settings.most_body_bytes:
-            try:
-                async with asyncio.timeout(self._settings.idle_s):
-                    message = await receive()
-            except TimeoutError:
-                return b"".join(parts), True
-            if message["type"] == "http.disconnect":
-                return None, False
-            parts.append(message.get("body", b""))
-            size, more = size + len(parts[-1]), message.get("more_body", False)
-        return b"".join(parts), False
 
     def _question(self, path: str, body: bytes, tenant: Tenant | None) -> RoutedQuestion | None:
         """Which passages a question reads; None for what is none, or what a reader will refuse."""
@@ -232,8 +213,6 @@ class Front:
 class _Passing:
     """Passes one answer on to the client.
 
-    A stream's status goes out as it comes; any other with the first piece of the answer behind it.
-
     Attributes:
         reader: that answers.
         begun, ended: whether the client has got anything of the answer, and all of it.
@@ -242,9 +221,7 @@ class _Passing:
     def __init__(self, path: str, send: Send) -> None:
         self._send = send
         self._numbered = path.endswith("/responses")
-        self._start: Message | None = None
-        # Of a stream: whether its status is out, and how many events are.
-        self._open, self._events = False, 0
+        self._streamed, self._events = False, 0
         self.reader = "(none)"
         self.begun = self.ended = False
 
@@ -253,54 +230,29 @@ class _Passing:
         for message in messages:
             if message["type"] == ACCEPTED:
                 self.reader = message["name"]
-            elif message["type"] == "http.response.start":
-                await self._on_start(message)
+                continue
+            if message["type"] == "http.response.start":
+                # Serve's proxy adds the request's id, which is the reader's, too.
+                headers = [one for one in message["headers"] if one[0].lower() != b"x-request-id"]
+                self._streamed = any(b"text/event-stream" in value for _, value in headers)
+                own = (b"x-reader", self.reader.encode())
+                message = {**message, "headers": [*headers, own]}
             else:
-                await self._on_body(message)
-
-    async def _on_start(self, message: Message) -> None:
-        # Serve's proxy adds the request's id, which is the reader's, too.
-        headers = [one for one in message["headers"] if one[0].lower() != b"x-request-id"]
-        own = (b"x-reader", self.reader.encode())
-        self._start = {**message, "headers": [*headers, own]}
-        if any(b"text/event-stream" in value for _, value in headers):
-            # Another reader may have sent one before it died.
-            start, self._start = self._start, None
-            if not self._open:
-                self._open = True
-                await self._send(start)
-
-    async def _on_body(self, message: Message) -> None:
-        body = message.get("body", b"")
-        if self._start is not None and self._open:
-            # The reader that was asked again refuses: the status is out, so it is an event.
-            details = json.loads(body)["error"]
-            error = ApiError(self._start["status"], details["message"])
-            error.error |= details
-            await self._fail(error)
-            return
-        if self._start is not None:
+                body = message.get("body", b"")
+                self._events += bool(body) and not body.startswith(b":")
+                self.ended = not message.get("more_body", False)
             self.begun = True
-            await self._send(self._start)
-            self._start = None
-        if body and not body.startswith(b":"):
-            self.begun, self._events = True, self._events + 1
-        self.ended = not message.get("more_body", False)
-        await self._send(message)
+            await self._send(message)
 
     async def end(self, error: ApiError, scope: Scope, receive: Receive) -> None:
         """Report to the client why the answer ends."""
-        if self._open:
-            await self._fail(error)
-        elif not self.begun:
+        if not self.begun:
             await error.response()(scope, receive, self._send)
+        elif self._streamed:
+            event = error_event(error, self._events if self._numbered else None)
+            await self._send({"type": "http.response.body", "body": event.encode()})
         else:
             raise ConnectionError("The reader of this answer ended in its midst.")
-
-    async def _fail(self, error: ApiError) -> None:
-        self.begun = self.ended = True
-        event = error_event(error, self._events if self._numbered else None)
-        await self._send({"type": "http.response.body", "body": event.encode()})
 
 
 Answers = Sequence[tuple[str, Response]]
@@ -404,11 +356,7 @@ def app(options: FleetOptions) -> Application:
         health_check_timeout_s=120,
         request_router_config={
             "request_router_class": f"{Router.__module__}.{Router.__name__}",
-            "request_router_kwargs": {
-                "routing": options.routing,
-                "rows": settings.max_rows,
-                "full": together,
-            },
+            "request_router_kwargs": {"rows": settings.max_rows, "full": together},
             "request_routing_stats_period_s": PUBLISH_S,
         },
         **size,
@@ -432,10 +380,6 @@ def _cause() -> str:
     said = "\n".join(one.message for one in deployments)
     own = re.findall(r"^rag_windows\.errors\.\w+: (.+)$", said, re.MULTILINE)
     return own[-1] if own else "The readers did not start. The log above tells why."
-
-
-def _family(host: str) -> socket.AddressFamily:
-    return socket.AF_INET6 if ":" in host else socket.AF_INET
 
 
 NAME = "rag-windows"
@@ -463,11 +407,7 @@ def run(
         InputError: nobody can listen there, or the readers do not start.
     """
     if address is None or not port:
-        try:
-            with socket.create_server((host, port), family=_family(host)) as free:
-                port = free.getsockname()[1]
-        except OSError as error:
-            raise InputError(f"The fleet can't listen on {host}:{port}: {error}") from error
+        port = free_port(host, port)
     count, cpus = options.max_replicas or options.replicas, options.cpus_per_replica
     with cluster(address, count, cpus, show_logs=True):
         logging.getLogger("ray.serve").setLevel(logging.WARNING)
@@ -493,7 +433,7 @@ def _serve(options: FleetOptions, host: str, port: int, proxies: str) -> None:
             logging_config=quiet,
         )
     except (RuntimeError, RayError) as error:  # somebody else took the port meanwhile
-        raise InputError(f"The fleet can't listen on {host}:{port}: {error}") from error
+        raise unavailable(host, port) from error
     try:
         serve.run(app(options), name=NAME, logging_config=quiet)
     except RuntimeError as error:

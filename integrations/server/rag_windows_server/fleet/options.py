@@ -55,7 +55,6 @@ class FleetOptions(BaseModel):
         fronts: processes that take requests and pass them on to the readers.
         api_key_file: who may ask, as for ``rag-windows serve``; None lets everybody.
         settings: what requests may ask for, of each reader.
-        routing: how a question finds its reader.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -87,7 +86,6 @@ class FleetOptions(BaseModel):
     fronts: int = Field(default=1, ge=1)
     api_key_file: str | None = None
     settings: Settings = Field(default_factory=Settings)
-    routing: Literal["resident", "consistent", "prefix", "random"] = "resident"
 
     @model_validator(mode="after")
     def _check(self) -> Self:

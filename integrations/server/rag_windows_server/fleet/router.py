@@ -7,14 +7,14 @@ from typing import Any
 
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
-from rag_windows_server.fleet.routing import ROUTINGS, Held, Replica, RoutedQuestion, unpack
+from rag_windows_server.fleet.routing import Held, Replica, resident, unpack
 
 PUBLISH_S = 2.0
 """Seconds after which readers publish again what they hold."""
 
 
 class Router(RequestRouter):
-    """Ranks readers by a routing of `rag_windows_server.fleet.routing`.
+    """Ranks readers by the passages that they hold; see `resident`.
 
     A reader is taken to hold what it has published, and what questions that were passed to it since
     then have brought it. Requests that are no questions go to the least busy reader.
@@ -23,10 +23,9 @@ class Router(RequestRouter):
     def initialize_state(self, **given: Any) -> None:
         """Take the arguments of a `RequestRouterConfig`.
 
-        ``routing`` is a name; ``rows`` and ``full`` are the numbers of requests with which a reader
-        has further ones wait in line, and refuses them.
+        ``rows`` and ``full`` are the numbers of requests with which a reader has further ones wait
+        in line, and refuses them.
         """
-        self._routing = ROUTINGS[given["routing"]]
         self._steps = given["rows"], given["full"]
         self._published: dict[ReplicaID, bytes] = {}
         self._held: dict[ReplicaID, Held] = {}
@@ -43,14 +42,15 @@ class Router(RequestRouter):
         if unknown := [one for one in candidate_replicas if loads.get(one.replica_id) is None]:
             await self._probe_queue_lens(unknown, 0)
         question = None if pending_request is None else pending_request.kwargs.get("question")
-        routing = ROUTINGS["random"] if question is None else self._routing
-        asked = question or RoutedQuestion((), (), 0)
         known = [self._known(one) for one in candidate_replicas]
-        # Encoding passages takes less time than a line: nobody waits while another reader is free.
-        order = sorted(
-            routing(asked, known),
-            key=lambda index: sum(known[index].load >= step for step in self._steps),
-        )
+        if question is None:
+            order = sorted(range(len(known)), key=lambda index: known[index].load)
+        else:
+            # Encoding passages takes less time than a line: nobody waits while a reader is free.
+            order = sorted(
+                resident(question, known),
+                key=lambda index: sum(known[index].load >= step for step in self._steps),
+            )
         return [[candidate_replicas[index]] for index in order]
 
     def on_request_routed(

@@ -7,8 +7,6 @@ it.
 
 from __future__ import annotations
 
-import math
-import random as randomness
 from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import dataclass
 
@@ -30,9 +28,6 @@ load that did not last.
 SENT_S = 5.0
 """Seconds for which a passage that was sent to a replica counts as held there."""
 
-BOUND = 1.25
-"""Of the mean load: replicas above it are passed over by the routings that do not look at load."""
-
 
 @dataclass(frozen=True, slots=True)
 class RoutedQuestion:
@@ -51,7 +46,7 @@ class RoutedQuestion:
 
 @dataclass(slots=True)
 class Replica:
-    """What a router knows of a replica; routings change nothing of it.
+    """What a router knows of a replica; ranking changes nothing of it.
 
     Attributes:
         name: unique, and the same as long as the replica lives.
@@ -92,12 +87,8 @@ class Held:
         return bool(self._sent) and now - self._looked >= SENT_S
 
 
-Routing = Callable[[RoutedQuestion, Sequence[Replica]], list[int]]
-"""The indices of all replicas, the best one first."""
-
-
 def resident(question: RoutedQuestion, replicas: Sequence[Replica]) -> list[int]:
-    """By the characters of the question's passages in memory, less the load."""
+    """The indices of all replicas: by the question's characters in memory, less the load."""
     sizes: dict[int, int] = {}
     for number, size in zip(question.digests, question.sizes, strict=True):
         sizes[number] = sizes.get(number, 0) + size
@@ -108,47 +99,6 @@ def resident(question: RoutedQuestion, replicas: Sequence[Replica]) -> list[int]
         return held - each * replica.load
 
     return _ranked(replicas, question.home, worth)
-
-
-def consistent(question: RoutedQuestion, replicas: Sequence[Replica]) -> list[int]:
-    """Only by the hash that the question brings: consistent hashing with bounded loads.
-
-    Mirrokni, Thorup and Zadimoghaddam, https://arxiv.org/abs/1608.01350; the hash is a rendezvous
-    hash, with which a replica that is lost moves only its own questions.
-    """
-    return _ranked(replicas, question.home, _bounded(replicas))
-
-
-def prefix(question: RoutedQuestion, replicas: Sequence[Replica]) -> list[int]:
-    """By a hash of the first passage: engines that keep prefixes can use no more of a question."""
-    begins = home_of(str(question.home), *map(str, question.digests[:1]))
-    return _ranked(replicas, begins, _bounded(replicas))
-
-
-def random(question: RoutedQuestion, replicas: Sequence[Replica]) -> list[int]:
-    """Two by chance, the one with less load first, as Ray Serve does by itself; then the others.
-
-    What `random.seed` of the standard library seeds.
-    """
-    order = randomness.sample(range(len(replicas)), len(replicas))
-    order[:2] = sorted(order[:2], key=lambda index: replicas[index].load)
-    return order
-
-
-ROUTINGS: dict[str, Routing] = {
-    "resident": resident,
-    "consistent": consistent,
-    "prefix": prefix,
-    "random": random,
-}
-"""By the names that `--routing` takes."""
-
-
-def _bounded(replicas: Sequence[Replica]) -> Callable[[Replica], float]:
-    """0 for a replica that may take a further question, and less the further it is above that."""
-    total = sum(replica.load for replica in replicas)
-    most = math.ceil(BOUND * (total + 1) / max(1, len(replicas)))
-    return lambda replica: -max(0.0, replica.load + 1 - most)
 
 
 def _ranked(replicas: Sequence[Replica], home: int, worth: Callable[[Replica], float]) -> list[int]:
