@@ -287,7 +287,7 @@ def test_a_stop_iteration_of_a_header_becomes_a_generation_error(way: str) -> No
 def test_a_stop_iteration_of_other_callbacks_becomes_a_generation_error() -> None:
     lm = small.wrapped(cache=True)
     with lm.scheduler() as scheduler:
-        asked = scheduler.submit({"query": "Who?", **SMALL}, on_text=stop_iteration)
+        asked = scheduler.submit({"query": "Who?", **SMALL}, on_chunk=stop_iteration)
         with pytest.raises(GenerationError, match="StopIteration"):
             asked.result(timeout=60)
     with pytest.raises(GenerationError, match="StopIteration"):
