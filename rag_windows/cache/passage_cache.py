@@ -11,7 +11,6 @@ import re
 import shutil
 import threading
 import time
-import warnings
 from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
@@ -132,7 +131,6 @@ class PassageCache:
         shared_apart: whether each tenant's entries have a folder of their own in it.
         shared_wait: seconds that a request waits for it, at most; None for as long as encoding
             would take, as measured here, and at least 0.1 s.
-        device: the old name of ``device_bytes``.
 
     Raises:
         InputError: a size, salt, store, ttl or wait, or the shared store's URL, can't be used.
@@ -157,17 +155,7 @@ class PassageCache:
         shared_options: Mapping[str, Any] | None = None,
         shared_apart: bool = False,
         shared_wait: float | None = None,
-        device: Size | None = None,
     ) -> None:
-        if device is not None:
-            text = "PassageCache(device=) is now device_bytes=. Change the name."
-            warnings.warn(text, DeprecationWarning, stacklevel=2)
-            if device_bytes is not None:
-                raise InputError(
-                    "device= is the old name of device_bytes=, and both are given. Leave device= "
-                    "out."
-                )
-            device_bytes = device
         for name, seconds in (("ttl", ttl), ("shared_wait", shared_wait)):
             if seconds is not None and not seconds > 0:
                 raise InputError(
@@ -296,8 +284,7 @@ class PassageCache:
     def resident(self) -> set[str]:
         """Digests of the contents of all passages that memory and accelerators hold.
 
-        Of all tenants, each under its own salt; tiers that are slower are left out, and so is what
-        was stored by versions before this one.
+        Of all tenants, each under its own salt; tiers that are slower are left out.
         """
         fast = [tier for tier in self._tiers() if isinstance(tier, MemoryTier)]
         return {label for tier in fast for label in tier.first_labels()}
