@@ -216,7 +216,7 @@ def load(
             )
         if tokenizer is None:
             tokenizer = _tokenizer(source, base, hub_options(kwargs))
-        with _one_at_a_time, _late_bars():
+        with _one_at_a_time, late_bars():
             loaded = AutoModelForCausalLM.from_pretrained(
                 source, use_safetensors=True, **place, **_quantized(_unpacked(source, kwargs))
             )
@@ -401,7 +401,7 @@ _LATE_S = 5.0
 
 
 @contextmanager
-def _late_bars() -> Iterator[None]:
+def late_bars() -> Iterator[None]:
     """Let transformers draw bars where loading takes long; whoever draws them itself goes on."""
 
     def late(factory: Any, args: Any, settings: Any) -> Any:

@@ -347,7 +347,7 @@ class Question(Future[Generation]):
         if not (generation.text.startswith(text) and generation.reasoning.startswith(reasoning)):
             raise GenerationError(
                 "The tokenizer changed text that was already streamed. Use generate(), or leave "
-                "on_text out, with this tokenizer."
+                "on_chunk out, with this tokenizer."
             )
         rest = generation.reasoning[len(reasoning) :]
         self._put(Chunk(generation.text[len(text) :], generation, rest))

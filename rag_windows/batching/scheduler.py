@@ -16,12 +16,9 @@ from rag_windows.cache.passage_cache import Size
 from rag_windows.engine import Engine
 from rag_windows.errors import GenerationError
 from rag_windows.request import BatchRequest
-from rag_windows.results import Chunk, Generation
+from rag_windows.results import Generation
 from rag_windows.sampling import whole_number
 from rag_windows.threads import Lock, Worker, in_children
-
-OnText = Callable[[str], None]
-"""Called with each piece of a text once it is final."""
 
 IsIdle = Callable[[], bool]
 """Whether no other question is about to come."""
@@ -79,26 +76,20 @@ class Scheduler:
         self,
         request: Mapping[str, Any] | BatchRequest,
         *,
-        on_text: OnText | None = None,
-        on_reasoning: OnText | None = None,
         on_chunk: OnChunk | None = None,
         idle: IsIdle | None = None,
-        lone: IsIdle | None = None,
         engine: Engine | None = None,
     ) -> Question:
         """Ask a question.
 
         Args:
             request: the keyword arguments of `WindowedLM.generate`.
-            on_text: called by the worker with each piece of text that is final; the worker waits
-                for it. All pieces joined are the text. An error in it ends only this question.
-            on_reasoning: the same with the pieces of `Generation.reasoning`, before the text.
-            on_chunk: instead of both, called with each `Chunk` that `WindowedLM.stream` would give,
-                and with None once the question has ended.
+            on_chunk: called by the worker with each `Chunk` that `WindowedLM.stream` would give,
+                and with None once the question has ended; the worker waits for it. An error in it
+                ends only this question.
             idle: a function that says whether no other question is about to come. If so, and
                 nothing is being answered, this question is answered without a batch, which is a
                 little faster.
-            lone: the former name of ``idle``.
             engine: that of the same model with another tenant's cache, see `WindowedLM.tenant`.
 
         Returns:
@@ -108,45 +99,27 @@ class Scheduler:
             InputError, PromptError, LimitError: the request can't be used; nothing was computed.
             GenerationError: the scheduler is closed.
         """
-        if on_chunk is None:
-            on_chunk = _by_kind(on_text, on_reasoning)
         question = self._question(engine or self._engine, request, on_chunk)
         with self._lock:
-            self._take(question, idle=self._is_idle(idle or lone))
+            nobody = not (self._asked or self._worker)
+            self._take(question, apart=idle is not None and nobody and idle())
         return question
 
-    def answer(
-        self,
-        request: Mapping[str, Any] | BatchRequest,
-        *,
-        idle: IsIdle | None = None,
-        lone: IsIdle | None = None,
-    ) -> Generation:
+    def answer(self, request: Mapping[str, Any] | BatchRequest) -> Generation:
         """Ask a question and wait for the answer; an interruption of the wait stops it.
 
         Args:
             request: see `submit`.
-            idle: see `submit`; then this thread itself answers it.
-            lone: the former name of ``idle``.
 
         Raises:
             RagWindowsError: what `WindowedLM.generate` would raise.
         """
-        question = self._question(self._engine, request)
-        with self._lock:
-            if here := self._is_idle(idle or lone):
-                self._asked.add(question)
-                self._budget.take(question, question.bytes, force=True)
-            else:
-                self._take(question)
+        question = self.submit(request)
         try:
-            return question.answer() if here else question.result()
+            return question.result()
         except BaseException:
             question.cancel()
             raise
-        finally:
-            if here:
-                self._forget(question)
 
     @property
     def closed(self) -> bool:
@@ -155,8 +128,6 @@ class Scheduler:
 
     def close(self, *, cancel: bool = False) -> None:
         """Take no more questions, and wait until those that were asked are answered.
-
-        A question that its caller's own thread answers is not waited for.
 
         Args:
             cancel: stop them instead: those that wait at once, the others after this forward pass.
@@ -187,7 +158,7 @@ class Scheduler:
         self,
         engine: Engine,
         request: Mapping[str, Any] | BatchRequest,
-        on_chunk: OnChunk | None = None,
+        on_chunk: OnChunk | None,
     ) -> Question:
         """A checked question, for which there is memory if nobody else takes any."""
         question = Question(engine, request, on_chunk)
@@ -197,7 +168,7 @@ class Scheduler:
         question.reserve(self._budget)
         return question
 
-    def _take(self, question: Question, *, idle: bool = False) -> None:
+    def _take(self, question: Question, *, apart: bool) -> None:
         """Queue a question, for the batch or for an exclusive answer."""
         if self._closed:
             raise GenerationError("This scheduler is closed. Make a new one.")
@@ -205,7 +176,7 @@ class Scheduler:
         # Asked by a callback of a question that is being answered, which may wait for it.
         inner = me is self._worker or me in self._exclusive_threads
         question.number = next(self._numbers)
-        if question.exclusive or idle or inner:
+        if question.exclusive or apart or inner:
             if inner or len(self._exclusive_threads) < MAX_EXCLUSIVE:
                 thread = Worker(self._work_exclusive, "rag-windows-apart", self.cancel)
                 thread.start()
@@ -223,10 +194,6 @@ class Scheduler:
                 self._worker = worker
             self._waiting.append(question)
         self._asked.add(question)
-
-    def _is_idle(self, idle: IsIdle | None) -> bool:
-        """Whether nothing is being answered, and no other question is about to come."""
-        return idle is not None and not (self._closed or self._asked or self._worker) and idle()
 
     def _first(self, line: deque[Question]) -> Question | None:
         """The first of those that wait in line, if it is its turn; the lock is held.
@@ -325,20 +292,6 @@ class Scheduler:
             self._waiting_for_memory.discard(question)
             self._budget.release(question)
             self._released.notify_all()
-
-
-def _by_kind(on_text: OnText | None, on_reasoning: OnText | None) -> OnChunk | None:
-    """What passes on the text and the reasoning of chunks; None if nobody wants them."""
-    if on_text is None and on_reasoning is None:
-        return None
-
-    def pass_on(chunk: Chunk | None) -> None:
-        if chunk is not None and chunk.reasoning and on_reasoning is not None:
-            on_reasoning(chunk.reasoning)
-        if chunk is not None and chunk.text and on_text is not None:
-            on_text(chunk.text)
-
-    return pass_on
 
 
 Bounds = tuple[int, Size | None]

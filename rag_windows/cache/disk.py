@@ -351,8 +351,8 @@ class DiskTier(Tier):
                 f"The cache's path {self.path!r} is not a folder. Name a folder, or a "
                 "path that does not exist yet."
             ) from error
-        # Earlier versions put damaged files aside. A folder with other things is left as it is.
-        own = {*map(os.path.basename, self._folders), WEIGHTS, INDEXES, "quarantine"}
+        # A folder with other things is left as it is.
+        own = {*map(os.path.basename, self._folders), WEIGHTS, INDEXES}
         if stat.S_IMODE(os.stat(self.path).st_mode) != 0o700 and {*os.listdir(self.path)} <= own:
             with contextlib.suppress(OSError):  # read-only, or another user's
                 os.chmod(self.path, 0o700)

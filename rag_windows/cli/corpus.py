@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Protocol
 
-from rag_windows.cli.model_loading import LoadOptions, quieten, reported_instead_of_bars
+from rag_windows.cli.model_loading import LoadOptions, quieten
 from rag_windows.cli.options import (
     DEFAULT_PASSAGE_WORDS,
     Embedder,
@@ -172,7 +172,10 @@ def load_embedder(name: str) -> Encoder:
     from rag_windows_retrievers import SentenceEncoder
 
     quieten(verbose=False)
-    with progress(f"Loading {name}") as counted, reported_instead_of_bars(counted):
+    with progress(f"Loading {name}"):
+        from rag_windows.loading import late_bars
+    quieten(verbose=False)
+    with late_bars():
         return SentenceEncoder(name)
 
 

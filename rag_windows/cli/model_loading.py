@@ -12,7 +12,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -30,7 +30,7 @@ from rag_windows.cli.options import (
     flag,
     option,
 )
-from rag_windows.cli.render import Counted, progress, tell
+from rag_windows.cli.render import progress, tell
 from rag_windows.errors import CacheError, InputError, MethodError
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ class LoadOptions:
         float | None,
         option(
             "SECONDS",
-            "Longest wait of a request for the shared store. Default: as long as encoding takes.",
+            "Longest wait of a request for the shared store. Default: 0.5 ms a token, or 0.1 s.",
         ),
     ] = None
     shared_apart: Annotated[
@@ -178,10 +178,7 @@ class LoadOptions:
 def loaded_model(model: LoadOptions) -> Iterator[WindowedLM]:
     """The model on its device; at the end, what was encoded is written into its cache."""
     quieten(model.verbose)
-    shown: AbstractContextManager[Counted | None] = (
-        nullcontext() if model.verbose else progress(f"Loading {model.name}")
-    )
-    with shown as counted:
+    with nullcontext() if model.verbose else progress(f"Loading {model.name}"):
         _import_libraries(model)
         from rag_windows import WindowedLM
         from rag_windows.calibration import Profile
@@ -193,24 +190,25 @@ def loaded_model(model: LoadOptions) -> Iterator[WindowedLM]:
         check_device(model.device, "--device ")
         if model.name != DEFAULT_MODEL and not os.path.exists(model.name):
             _notice_missing_network()
-        with reported_instead_of_bars(counted) as bars:
-            lm = WindowedLM.from_pretrained(
-                model.name,
-                dtype=model.dtype,
-                dequantize=model.dequantize,
-                quantization=model.quantization,
-                device_map=None if model.device == "auto" else model.device,
-                method=method,
-                profile=profile,
-                max_window_tokens=model.max_window_tokens,
-                template_kwargs=variables,
-                cache=_cache(model),
-                **bars,
-            )
-            if lm.cache is not None:
-                # Else the first question would wait until the weights are read for the cache.
-                with suppress(InputError):
-                    lm.fingerprints()
+    # Once more: some set levels of their own when they are imported.
+    quieten(model.verbose)
+    # What takes long from here on is shown by bars of the hub and of transformers.
+    lm = WindowedLM.from_pretrained(
+        model.name,
+        dtype=model.dtype,
+        dequantize=model.dequantize,
+        quantization=model.quantization,
+        device_map=None if model.device == "auto" else model.device,
+        method=method,
+        profile=profile,
+        max_window_tokens=model.max_window_tokens,
+        template_kwargs=variables,
+        cache=_cache(model),
+    )
+    if lm.cache is not None:
+        # Else the first question would wait until the weights are read for the cache.
+        with suppress(InputError), progress(f"Loading {model.name}"):
+            lm.fingerprints()
     for name in variables:
         if not knows_variable(lm.tokenizer, variables, name):
             raise InputError(
@@ -289,52 +287,8 @@ def quieten(verbose: bool) -> None:
     if verbose:
         return
     warnings.simplefilter("ignore")
-    for name in ("transformers", "accelerate", "torch"):
+    for name in ("transformers", "huggingface_hub", "accelerate", "torch"):
         logging.getLogger(name).setLevel(logging.ERROR)
-
-
-@contextmanager
-def reported_instead_of_bars(counted: Counted | None) -> Iterator[dict[str, Any]]:
-    """Silence the bars and logs of transformers and the hub, and count what they load.
-
-    Yields arguments of `from_pretrained` with which downloads of weights are counted, too. Without
-    ``counted`` there are none, and the libraries show their own bars.
-    """
-    if counted is None:
-        yield {}
-        return
-    report = counted
-    from huggingface_hub.utils import logging as hub_logging
-    from huggingface_hub.utils.tqdm import disable_progress_bars, tqdm
-    from transformers.utils import logging as transformers_logging
-
-    class ReportedBar(tqdm):
-        """Is never drawn; what is done is reported instead."""
-
-        def __init__(self, *args: Any, unit: str = "", **settings: Any) -> None:
-            self._unit = unit
-            super().__init__(*args, **{**settings, "disable": True})
-
-        def __iter__(self) -> Iterator[Any]:
-            for one in self.iterable:
-                yield one
-                self.update()
-
-        def update(self, n: float | None = 1) -> None:
-            self.n += n or 0
-            if self._unit:
-                report(int(self.n), self.total, self._unit)
-
-    transformers_logging.set_verbosity_error()
-    hub_logging.set_verbosity_error()
-    disable_progress_bars()
-    hook = transformers_logging.set_tqdm_hook(
-        lambda _, args, settings: ReportedBar(*args, **{**settings, "unit": "weights"})
-    )
-    try:
-        yield {"tqdm_class": ReportedBar}
-    finally:
-        transformers_logging.set_tqdm_hook(hook)
 
 
 def _cache(model: LoadOptions) -> PassageCache | None:

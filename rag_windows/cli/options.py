@@ -112,9 +112,7 @@ Shared = Annotated[
 Strict = Annotated[bool, flag("--strict", "Stop with an error if a file can't be read.")]
 TopK = Annotated[int, count("Number of passages to retrieve.")]
 Json = Annotated[bool, flag("--json", "Print one JSON object and nothing else.")]
-Verbose = Annotated[
-    bool, flag("--verbose", "Show the libraries' warnings, logs and progress bars.")
-]
+Verbose = Annotated[bool, flag("--verbose", "Show the libraries' warnings and logs.")]
 _Command = Callable[..., None]
 
 

@@ -14,7 +14,6 @@ from typing import Any, Protocol
 
 import typer
 from rich.console import Console
-from rich.filesize import decimal
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Column, Table
 from typer.core import TyperGroup
@@ -139,7 +138,7 @@ class Counted(Protocol):
     """The type of a function that progress is reported to."""
 
     def __call__(self, done: int, whole: int | None, unit: str = "", /) -> None:
-        """``done`` of ``whole``, which may be unknown; the unit "B" is bytes."""
+        """``done`` of ``whole``, which may be unknown."""
 
 
 @contextmanager
@@ -174,8 +173,8 @@ def progress(what: str, then: str | None = None) -> Iterator[Counted]:
 
 
 def _far(done: int, whole: int | None, unit: str) -> str:
-    written = [decimal(one) if unit == "B" else str(one) for one in (done, whole) if one]
-    return f"{' of '.join(written)} {unit if unit != 'B' else ''}".strip()
+    written = [str(one) for one in (done, whole) if one]
+    return f"{' of '.join(written)} {unit}".strip()
 
 
 class _PlainLines:

@@ -113,8 +113,7 @@ class CodebookIndex:
             records = {}
             for one in body["passages"]:
                 passage = Passage(**{name: one[name] for name in _FIELDS})
-                # Books of earlier versions counted uses, and did not note when.
-                records[str(passage.id)] = Record(passage, one.get("used", 0.0))
+                records[str(passage.id)] = Record(passage, one["used"])
             return body["made for"], records
         except FileNotFoundError:
             return None

@@ -8,7 +8,7 @@ streams, in batches and beside other questions of a scheduler.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -218,99 +218,45 @@ def _llguidance() -> Any:
 
 
 def _laid_out(schema: Mapping[str, Any]) -> dict[str, Any]:
-    opened: dict[str, Any] = {}
-    closed = _closed(schema, schema, opened)
-    if opened:
-        copies = zip(map(_OPEN.format, range(len(opened))), opened.values(), strict=True)
-        closed["$defs"] = {**closed.get("$defs", {}), **dict(copies)}
-    return {**closed, "x-guidance": _LAYOUT}
-
-
-_TOGETHER = ("allOf", "anyOf", "oneOf")
-_NAMED = ("properties", "patternProperties", "dependentSchemas", "$defs", "definitions")
-_OPEN = "rag-windows-open-{}"
-_DATA = ("enum", "const", "default", "examples")
-
-
-def _closed(schema: Any, root: Any, opened: dict[str, Any], *, part: bool = False) -> Any:
     """The schema, whose objects have the properties that it names and no others.
 
     Unless it says otherwise: JSON Schema allows any more, and a model might not stop inventing.
-    Where several schemas describe one object (``allOf`` and the like beside ``properties``), each
-    ``part`` stays open for the names of the others, and the whole is closed behind all of them.
-
-    Args:
-        root: what references look into.
-        opened: gets open copies of definitions that are such a part, by their references.
+    Where several schemas describe one object, each would forbid what the others name; such a schema
+    stays as it is.
     """
-    if isinstance(schema, list | tuple):
-        return [_closed(value, root, opened) for value in schema]
-    if not isinstance(schema, Mapping):
-        return schema
-    together = len(_parts(schema)) > 1
-    made: dict[str, Any] = {}
-    for name, value in schema.items():
-        if name in _TOGETHER and isinstance(value, list | tuple):
-            made[name] = [_closed(one, root, opened, part=part or together) for one in value]
-        elif name == "$ref" and (part or together):
-            made[name] = _opened(value, root, opened)
-        elif name in _NAMED and isinstance(value, Mapping):
-            made[name] = {key: _closed(one, root, opened) for key, one in value.items()}
-        else:
-            made[name] = value if name in _DATA else _closed(value, root, opened)
-    if part or "additionalProperties" in schema:
-        return made
-    if together and (names := _names(schema, root, set())):
-        made["properties"] = {**{key: {} for key in names}, **made.get("properties", {})}
-        made["additionalProperties"] = False
-    elif isinstance(schema.get("properties"), Mapping) and schema.get("type") == "object":
-        made["additionalProperties"] = False
-    return made
+    made = json.loads(json.dumps(schema, default=dict))
+    parts = list(_schemas_in(made))
+    if not any(map(_composed, parts)):
+        for part in parts:
+            if part.get("type") == "object" and isinstance(part.get("properties"), dict):
+                part.setdefault("additionalProperties", False)
+    return {**made, "x-guidance": _LAYOUT}
 
 
-def _parts(schema: Mapping[str, Any]) -> list[list[Any]]:
-    """What describes the same value: in each list alternatives."""
-    own = [[schema]] if isinstance(schema.get("properties"), Mapping) else []
-    referred = [[{"$ref": schema["$ref"]}]] if "$ref" in schema else []
+_NAMED = ("properties", "patternProperties", "dependentSchemas", "$defs", "definitions")
+_DATA = ("enum", "const", "default", "examples")
+
+
+def _schemas_in(schema: Any) -> Iterator[dict[str, Any]]:
+    """The schema and those within it."""
+    if isinstance(schema, dict):
+        yield schema
+        for name, value in schema.items():
+            if name in _NAMED and isinstance(value, dict):
+                yield from _schemas_in([*value.values()])
+            elif name not in _DATA:
+                yield from _schemas_in(value)
+    elif isinstance(schema, list):
+        for one in schema:
+            yield from _schemas_in(one)
+
+
+def _composed(schema: Mapping[str, Any]) -> bool:
+    """Whether several schemas describe the same value."""
     all_of = schema.get("allOf")
-    joined = [[one] for one in all_of] if isinstance(all_of, list | tuple) else []
-    ways = [schema.get(name) for name in ("anyOf", "oneOf")]
-    return [*own, *referred, *joined, *(list(way) for way in ways if isinstance(way, list | tuple))]
-
-
-def _names(schema: Any, root: Any, seen: set[str]) -> dict[str, None]:
-    """The properties that a schema, and all that it puts together, names."""
-    if not isinstance(schema, Mapping):
-        return {}
-    own = schema.get("properties")
-    names = dict.fromkeys(own) if isinstance(own, Mapping) else {}
-    for part in _parts(schema):
-        for one in part:
-            if one is not schema and isinstance(one, Mapping) and one.keys() != {"$ref"}:
-                names |= _names(one, root, seen)
-            elif one is not schema and isinstance(one, Mapping) and str(one["$ref"]) not in seen:
-                seen.add(str(one["$ref"]))
-                names |= _names(_target(one["$ref"], root), root, seen)
-    return names
-
-
-def _target(reference: Any, root: Any) -> Any:
-    """What a reference within the schema refers to; None where it leads elsewhere."""
-    found = root
-    for step in str(reference).split("/")[1:] if str(reference).startswith("#/") else [""]:
-        found = found.get(step) if isinstance(found, Mapping) else None
-    return found
-
-
-def _opened(reference: Any, root: Any, opened: dict[str, Any]) -> Any:
-    """A reference to an open copy of what it refers to."""
-    target = _target(reference, root)
-    if not isinstance(target, Mapping):
-        return reference
-    if reference not in opened:
-        opened[reference] = None  # it may refer to itself
-        opened[reference] = _closed(target, root, opened, part=True)
-    return f"#/$defs/{_OPEN.format([*opened].index(reference))}"
+    joined = len(all_of) if isinstance(all_of, list) else 0
+    others = sum(name in schema for name in ("properties", "$ref", "anyOf", "oneOf"))
+    return joined + others > 1
 
 
 @lru_cache(maxsize=4)

@@ -8,7 +8,6 @@ import re
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import timedelta
 from itertools import chain
 from typing import Any
 
@@ -83,14 +82,6 @@ class _Text:
         return f"{self.head}{self.text}\n\n"
 
 
-_CLOCKS = (
-    (timedelta(seconds=1, microseconds=1), "second"),
-    (timedelta(minutes=1), "minute"),
-    (timedelta(hours=1), "hour"),
-    (timedelta(days=1), "day"),
-)
-
-
 class Prompt:
     """Builds prompts for one tokenizer; safe to use from several threads.
 
@@ -128,18 +119,14 @@ class Prompt:
     @property
     def clock(self) -> str | None:
         """Why a cache finds windows for a while only: the chat template writes the time."""
-        layout = self._layout
-        if not isinstance(layout, ChatTemplate):
+        if not isinstance(self._layout, ChatTemplate) or not self._layout.tells_time:
             return None
-        for time, often in _CLOCKS:
-            if layout.changes_within(time):
-                return (
-                    "The chat template writes the time into the prompt (strftime_now), which "
-                    f"changes every {often}, and windows that were cached before are not found "
-                    "then. Set the template's own variable for it with template_kwargs (such as "
-                    "date_string), or tokenizer.chat_template to one without a clock."
-                )
-        return None
+        return (
+            "The chat template may write the time into the prompt (strftime_now). When that "
+            "changes, windows that were cached before are not found. Set the template's own "
+            "variable for it with template_kwargs (such as date_string), or "
+            "tokenizer.chat_template to one without a clock."
+        )
 
     def without_header(self) -> Prompt:
         """The same with windows that hold nothing but their text."""

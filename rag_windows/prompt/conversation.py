@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
-from datetime import datetime, timedelta
 from typing import Annotated, Any, Literal
 
 from jinja2.exceptions import TemplateError
@@ -29,7 +28,6 @@ from pydantic import (
 from pydantic_core import from_json
 
 from rag_windows.errors import PromptError
-from rag_windows.prompt.clock import with_clock
 from rag_windows.prompt.tokenizing import Piece
 
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.:-]{1,128}$")]
@@ -250,8 +248,6 @@ class _Filling:
         self._nonce = "".join(chr(0xE000 + secrets.randbelow(256)) for _ in range(16))
         self.marks = re.compile(rf"({self._nonce}\d{{6}})")
         self.slot = self._mark(0) if slot else None
-        # One time for all renderings, which are compared with each other.
-        self.now = datetime.now()
         first_user = self.roles.index("user") if "user" in self.roles else None
         messages = []
         for number, turn in enumerate(turns):
@@ -352,8 +348,7 @@ class BaseLayout:
         return (system, turns) if slot else ([], system + turns)
 
 
-_NOON = datetime(2026, 6, 15, 12, 30, 30)
-"""A time that a second, a minute, an hour and a day change in one place each."""
+_CLOCK = "strftime_now"  # what templates get the time from
 
 
 class ChatTemplate:
@@ -396,6 +391,48 @@ class ChatTemplate:
                 'has none. Append the question as {"role": "user", "content": "..."}, or leave '
                 "the passages out."
             )
+        try:
+            return self._cut_system(conversation, slot, asked)
+        except _AlteredError:
+            if not self._asks_time(conversation.template_kwargs):
+                raise
+            # The time that it writes may have changed between two renderings.
+            return self._cut_system(conversation, slot, asked)
+
+    @property
+    def tells_time(self) -> bool:
+        """Whether the template may write the time, as no variable was set in its place."""
+        return not self._kwargs and self._asks_time({})
+
+    def _asks_time(self, kwargs: Mapping[str, Any]) -> bool:
+        return knows_variable(self._tokenizer, {**self._kwargs, **kwargs}, _CLOCK)
+
+    def own_system(self) -> str:
+        """The system message that the template writes where none is given; empty if none.
+
+        Empty as well if it may tell the time, which would be another one tomorrow.
+        """
+        if self._asks_time({}):
+            return ""
+        filling = _Filling(Conversation.of("?"), system="Answer.", folded="", slot=True)
+        plain = _Filling(Conversation.of("?"), system=None, folded="", slot=True)
+        try:
+            skeleton = self._render(Conversation.of("?"), filling)
+            bare = self._render(Conversation.of("?"), plain)
+        except _RefusedError:
+            return ""
+        mark = next(mark for mark, said in filling.said.items() if said.role == "system")
+        before, _, rest = skeleton.partition(mark)
+        behind = filling.marks.sub("", rest.partition(str(filling.slot))[0])
+        without = plain.marks.sub("", bare.partition(str(plain.slot))[0])
+        if not (without.startswith(before) and without.endswith(behind) and rest):
+            return ""
+        return without[len(before) : max(len(before), len(without) - len(behind))]
+
+    def _cut_system(
+        self, conversation: Conversation, slot: bool, asked: bool
+    ) -> tuple[list[Piece], list[Piece]]:
+        """The same for one time; a system message that is refused goes to the first user's."""
         system = conversation.system
         try:
             return self._cut(conversation, slot, system=system or None)
@@ -403,44 +440,6 @@ class ChatTemplate:
             if not system or not asked:
                 raise
             return self._cut(conversation, slot, folded=f"{system}\n\n")
-
-    def changes_within(self, time: timedelta) -> bool:
-        """Whether what stands before the passages is another so much later: it shows the time."""
-        return any(
-            self._before(conversation, _NOON) != self._before(conversation, _NOON + time)
-            for conversation in (Conversation.of("?"), Conversation.of("?", "Answer."))
-        )
-
-    def own_system(self) -> str:
-        """The system message that the template writes where none is given; empty if none.
-
-        Empty as well if it tells the time, which would be another one tomorrow.
-        """
-        plain = Conversation.of("?")
-        if self._before(plain, _NOON) != self._before(plain, _NOON + timedelta(days=400)):
-            return ""
-        filling = _Filling(Conversation.of("?"), system="Answer.", folded="", slot=True)
-        try:
-            skeleton = self._render(Conversation.of("?"), filling)
-        except _RefusedError:
-            return ""
-        mark = next(mark for mark, said in filling.said.items() if said.role == "system")
-        before, _, rest = skeleton.partition(mark)
-        behind = filling.marks.sub("", rest.partition(str(filling.slot))[0])
-        without = self._before(Conversation.of("?"), filling.now)
-        if not (without.startswith(before) and without.endswith(behind) and rest):
-            return ""
-        return without[len(before) : max(len(before), len(without) - len(behind))]
-
-    def _before(self, conversation: Conversation, now: datetime) -> str:
-        """What stands before the passages; nothing where the template refuses the conversation."""
-        filling = _Filling(conversation, system=conversation.system or None, folded="", slot=True)
-        filling.now = now
-        try:
-            skeleton = self._render(conversation, filling)
-        except _RefusedError:
-            return ""
-        return filling.marks.sub("", skeleton.partition(str(filling.slot))[0])
 
     def _cut(
         self, conversation: Conversation, slot: bool, system: str | None = None, folded: str = ""
@@ -492,7 +491,6 @@ class ChatTemplate:
         variables[ending] = True
         messages = filling.messages(real)
         try:
-            variables = with_clock(self._tokenizer, variables, filling.now)
             rendered = self._tokenizer.apply_chat_template(messages, tokenize=False, **variables)
         except (TemplateError, TypeError, ValueError, KeyError, AttributeError) as error:
             # transformers shows the whole prompt where a template leaves the last message out.
@@ -561,8 +559,12 @@ class _RefusedError(PromptError):
     """The template raised, or left the system message out: worth a try without that message."""
 
 
-def _altered(what: str = "the messages") -> PromptError:
-    return PromptError(
+class _AlteredError(PromptError):
+    """Two renderings differ in more than the texts."""
+
+
+def _altered(what: str = "the messages") -> _AlteredError:
+    return _AlteredError(
         f"The chat template changes {what}, or its own text around it, in a way that can't be "
         "followed safely. Use a template that writes messages unchanged, or take the markup that "
         "it looks for out of the message."

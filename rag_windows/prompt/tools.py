@@ -10,7 +10,6 @@ import secrets
 import string
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
 from typing import Any
 
 from jinja2.exceptions import TemplateError
@@ -19,7 +18,6 @@ from pydantic_core import from_json
 
 from rag_windows.errors import PromptError, ToolsUnsupportedError
 from rag_windows.prompt.answer_form import alike, available, call_grammar
-from rag_windows.prompt.clock import with_clock
 from rag_windows.prompt.conversation import Conversation, ToolCall, check_tools, malformed
 from rag_windows.prompt.detokenize import Detokenizer
 from rag_windows.prompt.reasoning import ReasoningFormat
@@ -65,11 +63,8 @@ class ToolFormat:
         if getattr(tokenizer, "chat_template", None) is None:
             raise ToolsUnsupportedError(f"This model has no chat template. {_ADVICE}")
 
-        now = datetime.now()
-
         def render(*messages: Mapping[str, Any], prompt: bool = False) -> str:
             options = {"tools": _TOOLS, "add_generation_prompt": prompt, **template_kwargs}
-            options = with_clock(tokenizer, options, now)
             return str(tokenizer.apply_chat_template([*messages], tokenize=False, **options))
 
         try:

@@ -265,7 +265,7 @@ thread.join()
 begun, end = threading.Event(), threading.Event()
 with lm.scheduler() as scheduler:
     asked = {"query": "Who?", "passages": texts, "max_new_tokens": 4}
-    first = scheduler.submit(asked, on_text=held)
+    first = scheduler.submit(asked, on_chunk=held)
     begun.wait()
     waits = scheduler.submit(asked)
     print("scheduled", in_child(lambda: scheduler.answer(asked).text == expected))

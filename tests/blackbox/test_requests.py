@@ -257,7 +257,7 @@ def stop_iteration(*_: object) -> Any:
 def test_a_stop_iteration_of_a_callback_does_not_hold_up_who_waits() -> None:
     """No future can carry one."""
     with small.wrapped().scheduler() as scheduler:
-        asked = scheduler.submit({"query": "Who?", **SMALL}, on_text=stop_iteration)
+        asked = scheduler.submit({"query": "Who?", **SMALL}, on_chunk=stop_iteration)
         with pytest.raises(GenerationError, match="StopIteration"):
             asked.result(timeout=60)
 

@@ -64,10 +64,12 @@ def test_a_long_answer_is_not_decoded_anew_for_each_token(shared: bool) -> None:
     lm = WindowedLM.from_pretrained(small.model(), tokenizer=tokenizer)
     options: dict[str, Any] = {"max_new_tokens": 300, "min_new_tokens": 300, "stop": "never said"}
     pieces: list[str] = []
+    told: list[Chunk | None] = []
     if shared:
         with lm.scheduler() as scheduler:
             asked = {"query": "What?", "passages": PASSAGES, **options}
-            generation = scheduler.submit(asked, on_text=pieces.append).result()
+            generation = scheduler.submit(asked, on_chunk=told.append).result()
+        pieces += [chunk.text for chunk in told if chunk is not None]
     else:
         chunks = list(lm.stream("What?", PASSAGES, **options))
         pieces += [chunk.text for chunk in chunks]

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 from huggingface_hub import constants
-from tqdm import tqdm
 
 from rag_windows import APE, METHODS, Auto, MateICL, Profile, WindowedLM
 from tests.blackbox.cli.conftest import INSTRUCTION, QUESTION, Told, refused
@@ -304,7 +303,6 @@ def test_what_is_asked_of_a_model_reaches_its_loading(
         ),
     )
     assert shown.exit_code == 0
-    assert issubclass(loaded[0].pop("tqdm_class"), tqdm)
     assert loaded[0] == {
         "name": str(small_folder),
         "dtype": "bfloat16",

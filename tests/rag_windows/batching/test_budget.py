@@ -163,7 +163,6 @@ def test_a_question_that_can_t_fit_is_refused_before_any_work(kind: dict[str, An
         lambda: lm.generate_batch([{**ASK, "passages": ()}, asked], max_bytes=needed - 1),
         lambda: scheduler.submit(asked),
         lambda: scheduler.answer(asked),
-        lambda: scheduler.answer(asked, idle=lambda: True),
         lambda: lm.shared_scheduler(max_bytes=f"{needed - 1}").submit(asked),
     )
     with small.passes() as made:
@@ -369,7 +368,7 @@ def test_memory_is_looked_up_when_nobody_is_being_answered(monkeypatch: pytest.M
         gate.open.set()
         for one in (running, *more):
             one.result(WAIT)
-        scheduler.answer(ASK, idle=lambda: True)
+        scheduler.answer(ASK)
     assert set(seen) == {0}
     assert len(seen) == 2
 

@@ -18,6 +18,7 @@ import torch
 from transformers import GenerationConfig, LogitsProcessor
 
 from rag_windows import (
+    Chunk,
     Generation,
     GenerationError,
     InputError,
@@ -294,10 +295,10 @@ def test_it_keeps_no_model_alive() -> None:
 
 
 def test_a_lone_question_is_answered_as_generate_does() -> None:
-    """Not in a step of a batch, whose worker has a thread of its own."""
+    """Not in a step of a batch."""
     lm = small.wrapped()
     scheduler = lm.shared_scheduler()
-    pieces: list[str] = []
+    chunks: list[Chunk | None] = []
     where: list[str] = []
 
     def noted(input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
@@ -305,41 +306,29 @@ def test_a_lone_question_is_answered_as_generate_does() -> None:
         return scores
 
     asked = {**ASK, "logits_processor": [noted]}
-    answers = [
-        scheduler.answer(asked, idle=lambda: True),
-        scheduler.submit(asked, idle=lambda: True, on_text=pieces.append).result(WAIT),
-        # The former name.
-        scheduler.submit(asked, lone=lambda: True).result(WAIT),
-    ]
+    answer = scheduler.submit(asked, idle=lambda: True, on_chunk=chunks.append).result(WAIT)
     assert "rag-windows-batch" not in where
-    assert answers[0].citations == answers[1].citations == lm.generate(**ASK).citations
-    assert "".join(pieces) == answers[1].text
+    assert answer.citations == lm.generate(**ASK).citations
+    pieces = [chunk.text for chunk in chunks if chunk is not None]
+    assert "".join(pieces) == answer.text
     assert len(pieces) > 1
     where.clear()
-    scheduler.answer(asked, idle=lambda: False)
+    scheduler.submit(asked, idle=lambda: False).result(WAIT)
     scheduler.answer(asked)
     assert {*where} == {"rag-windows-batch"}
 
 
-@pytest.mark.parametrize("waiting", [False, True])
-def test_those_that_come_while_a_lone_one_is_answered_share_steps(
-    waiting: bool,
-) -> None:
+def test_those_that_come_while_a_lone_one_is_answered_share_steps() -> None:
     lm, slow = small.wrapped(), Gate()
     scheduler = lm.shared_scheduler()
-    first = {**ASK, "logits_processor": [slow]}
     asked = mixed(4)
-    with ThreadPoolExecutor(1) as threads:
-        if waiting:
-            lone = threads.submit(scheduler.answer, first, idle=lambda: True)
-        else:
-            lone = scheduler.submit(first, idle=lambda: True)
-        assert slow.reached.wait(WAIT)
-        with small.passes() as made:
-            others = [scheduler.submit(one, idle=lambda: True) for one in asked]
-            got = [one.result(WAIT) for one in others]
-        slow.open.set()
-        assert lone.result(WAIT).text == lm.generate(**ASK).text
+    lone = scheduler.submit({**ASK, "logits_processor": [slow]}, idle=lambda: True)
+    assert slow.reached.wait(WAIT)
+    with small.passes() as made:
+        others = [scheduler.submit(one, idle=lambda: True) for one in asked]
+        got = [one.result(WAIT) for one in others]
+    slow.open.set()
+    assert lone.result(WAIT).text == lm.generate(**ASK).text
     assert_same(got, alone(lm, asked))
     assert len(made) < sum(one.usage.completion_tokens for one in got)
 
@@ -356,8 +345,8 @@ def test_a_lone_question_that_fails_leaves_nothing_behind() -> None:
 
     for _ in range(2):
         with pytest.raises(ZeroDivisionError):
-            scheduler.answer({**ASK, "on_encoded": fails}, idle=idle)
-    scheduler.answer(ASK, idle=idle)
+            scheduler.submit({**ASK, "on_encoded": fails}, idle=idle).result(WAIT)
+    scheduler.submit(ASK, idle=idle).result(WAIT)
     assert len(asked) == 3, "a question that was left would be somebody else"
 
 
@@ -397,10 +386,15 @@ def test_callbacks_run_in_the_context_of_who_asks(kind: dict[str, Any]) -> None:
     variable = contextvars.ContextVar("variable", default="unset")
     scheduler = small.wrapped().shared_scheduler()
     seen: list[str] = []
+
+    def told(chunk: Chunk | None) -> None:
+        if chunk is not None:
+            seen.append(variable.get())
+
     for value in ("one", "two"):
         variable.set(value)
         request = {**ASK, "on_encoded": lambda *_: seen.append(variable.get()), **kind}
-        scheduler.submit(request, on_text=lambda _: seen.append(variable.get())).result(WAIT)
+        scheduler.submit(request, on_chunk=told).result(WAIT)
         assert set(seen) == {value}
         assert len(seen) > 2
         seen.clear()

@@ -87,15 +87,3 @@ def test_every_number_is_a_sample_of_its_own_and_a_label_holds_any_text(tmp_path
         assert (kinds[found[1]] == "counter") == found[1].endswith("_total")
     assert "rag_windows_cache_saved_seconds_total 0\n" in plain
     assert 'rag_windows_cache_tier_limit_bytes{tier="memory"} 1000000\n' in plain
-
-
-def test_the_old_name_of_device_bytes_warns_and_means_the_same() -> None:
-    with pytest.warns(DeprecationWarning, match="is now device_bytes="):
-        old = PassageCache(None, device="50MB")
-    new = PassageCache(None, device_bytes="50MB")
-    assert old._device_bytes == new._device_bytes == 50_000_000
-    with (
-        pytest.warns(DeprecationWarning, match="device_bytes"),
-        pytest.raises(InputError, match="both are given"),
-    ):
-        PassageCache(device="50MB", device_bytes="50MB")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -177,23 +176,6 @@ def test_an_index_that_can_not_be_written_changes_nothing(
         held.add(PASSAGES[2:])
         assert held.ids == book(tmp_path).ids == TOPICS
     assert not list(tmp_path.glob("*.tmp"))
-
-
-def test_books_of_earlier_versions_are_read(tmp_path: Path) -> None:
-    """They counted uses instead of noting the last one."""
-    with book(tmp_path) as held:
-        held.add(PASSAGES[:2])
-    file = tmp_path / "book.json"
-    body = json.loads(file.read_text())["book"]
-    for one in body["passages"]:
-        del one["used"]
-        one["uses"] = [3, 0, 7]
-    body["searches"] = 9
-    plain = json.dumps(body, sort_keys=True, separators=(",", ":"))
-    seal = hashlib.sha256(plain.encode()).hexdigest()
-    file.write_text(json.dumps({"seal": seal, "book": body}))
-    assert [one.passage for one in book(tmp_path).search(QUESTION, 2)]
-    assert book(tmp_path).ids == TOPICS[:2]
 
 
 ROUNDS = 4

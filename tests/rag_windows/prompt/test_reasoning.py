@@ -10,7 +10,7 @@ import torch
 from tokenizers import AddedToken
 from transformers import LogitsProcessor
 
-from rag_windows import APE, WindowedLM
+from rag_windows import APE, Chunk, WindowedLM
 from tests import tool_models
 from tests.rag_windows import small
 
@@ -89,11 +89,12 @@ def test_reasoning_stands_beside_the_answer(case: str) -> None:
     assert lm.tokenizer.decode(
         whole.token_ids[len(thought) : -1], skip_special_tokens=True
     ).endswith(text)
-    told: list[str] = []
+    told: list[Chunk | None] = []
     with lm.scheduler() as scheduler:
         asked = {"query": "Where?", "passages": ["Sulava is a town."]}
-        answer = scheduler.submit(asked, on_reasoning=told.append).result(60)
-    assert (answer.text, answer.reasoning, "".join(told)) == (text, reasoning, reasoning)
+        answer = scheduler.submit(asked, on_chunk=told.append).result(60)
+    thoughts = "".join(chunk.reasoning for chunk in told if chunk is not None)
+    assert (answer.text, answer.reasoning, thoughts) == (text, reasoning, reasoning)
 
 
 @pytest.mark.parametrize("case", CASES)
