@@ -65,9 +65,9 @@ def broken(where: str, error: BaseException, at: int) -> tuple[dict[str, Any], d
     raising = Raising(error, at)
     if where == "rest":
         # The whole text is held back until it is known not to stop.
-        return {**asked, "max_new_tokens": 6, "stop": "x" * 400}, {"on_text": Raising(error, 0)}
-    if where == "on_text":
-        return asked, {"on_text": raising}
+        return {**asked, "max_new_tokens": 6, "stop": "x" * 400}, {"on_chunk": Raising(error, 0)}
+    if where == "on_chunk":
+        return asked, {"on_chunk": raising}
     if where == "on_encoded":
         return {**asked, "on_encoded": Raising(error, 0)}, {}
     if where == "prefix_allowed_tokens_fn":
@@ -86,7 +86,7 @@ PLACES = (
     "logits_processor",
     "stopping_criteria",
     "prefix_allowed_tokens_fn",
-    "on_text",
+    "on_chunk",
     "on_encoded",
     "rest",
 )
