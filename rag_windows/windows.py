@@ -510,12 +510,12 @@ class _CachedSearch(_Search):
                 self._hold({name: entry})
 
     def _fetch(self, wanted: Sequence[Wanted]) -> Prefill[None]:
-        """Read windows from the shared store, once, for as long as the cache waits for it."""
+        """Read windows from the shared store, once, while that is quicker than encoding them."""
         names = {one.name: one for one in wanted if one.name is not None}
         asked = [name for name in names if name not in self._fetched]
         self._fetched |= {*asked}
         tokens = sum(len(names[name].planned.ids) for name in asked)
-        reading = self._cache.from_shared(asked, tokens)
+        reading = self._cache.from_shared(asked, tokens, self._fingerprint)
         if reading is None:
             return
         pause = _SHORTEST_LOOK_S
@@ -551,6 +551,7 @@ class _CachedSearch(_Search):
         finite = [is_finite(window) for _, window in copies]
         now, seconds = time.time(), time.perf_counter() - begun
         tokens = sum(len(window.ids) for _, window in copies)
+        self._cache.measured(self._fingerprint, tokens, seconds)
         entries: dict[str, Entry] = {}
         for (one, window), good in zip(copies, finite, strict=True):
             source = one.planned.source

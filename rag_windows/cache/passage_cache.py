@@ -46,8 +46,10 @@ _MEMORY_SHARE, _DISK_SHARE = 0.25, 0.2  # of what is free; what `cache=True` tak
 _WAITING_SHARE, _LEAST_WAITING = 0.25, 256 << 20  # to be written: of the memory tier; at least
 _UNKNOWN_MEMORY = 4 << 30
 _UPLOADS = 8  # windows written to the shared store at the same time
-_TOKEN_S = 0.0005  # of waiting for the shared store, for each token that is asked for
+_GUESSED_TOKEN_S = 0.0005  # encoding a token, before this process has measured it
 _LEAST_WAIT_S = 0.1  # for the shared store; with less, a healthy one would often be late
+_LEAST_MEASURED = 128  # tokens of a pass; the time of smaller ones is overhead
+_PACE_DECAY = 0.9  # weight of earlier measurements beside a new one
 _GROUP = Path("/sys/fs/cgroup")  # of this process, in a container
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(%|[kmgt]?i?b|)", re.ASCII | re.IGNORECASE)
 
@@ -127,8 +129,8 @@ class PassageCache:
             and what is encoded here is written to it behind the answer.
         shared_options: fsspec's storage options for it, such as an endpoint and credentials.
         shared_apart: whether each tenant's entries have a folder of their own in it.
-        shared_wait: seconds that a request waits for it, at most; None for 0.5 ms a token that is
-            asked for, and at least 0.1 s.
+        shared_wait: seconds that a request waits for it, at most; None for as long as encoding
+            would take, as measured here, and at least 0.1 s.
 
     Raises:
         InputError: a size, salt, store, ttl or wait, or the shared store's URL, can't be used.
@@ -548,8 +550,8 @@ class PassageCache:
             self._writer.submit(look, 0)
         return found
 
-    def from_shared(self, keys: Sequence[str], tokens: int) -> StoreReading | None:
-        """Begin to read entries of the shared store, which have so many tokens.
+    def from_shared(self, keys: Sequence[str], tokens: int, model: bytes) -> StoreReading | None:
+        """Begin to read entries of the shared store, for as long as encoding them would take.
 
         None if there is none, or in a pause. Give what the reading's `landed` yields to `take_in`.
         """
@@ -557,7 +559,8 @@ class PassageCache:
             return None
         within_s = self._shared_wait
         if within_s is None:
-            within_s = max(_LEAST_WAIT_S, tokens * _TOKEN_S)
+            seconds, measured = self._common.pace.get(model, (_GUESSED_TOKEN_S, 1.0))
+            within_s = max(_LEAST_WAIT_S, tokens * seconds / measured)
         return self.shared.reading(keys, within_s)
 
     def take_in(
@@ -569,6 +572,17 @@ class PassageCache:
             self._put(near, key, entry, epoch)
             if disk is not None:
                 self._writer.submit(partial(self._put, [disk], key, entry, epoch), entry.nbytes)
+
+    def measured(self, model: bytes, tokens: int, seconds: float) -> None:
+        """Note how many seconds a model took to encode so many tokens."""
+        if tokens < _LEAST_MEASURED:
+            return
+        with self._common.lock:
+            before = self._common.pace.get(model, (0.0, 0.0))
+            self._common.pace[model] = (
+                before[0] * _PACE_DECAY + seconds,
+                before[1] * _PACE_DECAY + tokens,
+            )
 
     def on_accelerator(
         self, entries: Mapping[str, Entry], device: torch.device | None = None
@@ -664,6 +678,8 @@ class _Common:
     counts: defaultdict[str, Any] = field(default_factory=lambda: defaultdict(int))
     devices: dict[torch.device, MemoryTier] = field(default_factory=dict)
     any_shape: bool = False
+    pace: dict[bytes, tuple[float, float]] = field(default_factory=dict)
+    """Of each model, seconds of encoding and tokens encoded; the latest ones count most."""
 
 
 class Flights:

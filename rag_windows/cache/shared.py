@@ -166,7 +166,7 @@ class StoreReading:
             late = 0  # the request was cancelled, which says nothing of the store
         self._tier.finished(len(self._keys), late, self._outcomes)
         if late + self._outcomes["failed"] > self._outcomes["read"]:
-            self._tier.remote.read_failed(self._error or "it takes too long")
+            self._tier.remote.read_failed(self._error or "it takes longer than encoding")
         elif self._outcomes["read"]:
             self._tier.remote.reads.well()
 

@@ -103,7 +103,7 @@ class LoadOptions:
         float | None,
         option(
             "SECONDS",
-            "Longest wait of a request for the shared store. Default: 0.5 ms a token, or 0.1 s.",
+            "Longest wait of a request for the shared store. Default: as long as encoding takes.",
         ),
     ] = None
     shared_apart: Annotated[

@@ -26,6 +26,7 @@ A question over documents, which is answered together with those of other thread
 
 from __future__ import annotations
 
+import codecs
 import json
 import logging
 import threading
@@ -464,8 +465,16 @@ def _spans(pieces: Sequence[bytes], text: str, thought: bool) -> list[tuple[int,
     if start < 0:
         start = written.find(wanted)
     if start < 0:
-        # Bytes that are no UTF-8, which are replaced in the text.
-        start, wanted = behind, written[behind:]
+        # Bytes that are no UTF-8, which are replaced in the text: so many characters are taken.
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        left, size = len(text), 0
+        for index, byte in enumerate(written[behind:], 1):
+            if decoded := decoder.decode(bytes([byte])):
+                left -= len(decoded)
+                if left < 0:
+                    break
+                size = index
+        start, wanted = behind, written[behind:][: size if left <= 0 else None]
     spans, at = [], 0
     for piece in pieces:
         low = max(0, start - at)

@@ -256,7 +256,7 @@ def slow(seconds: float) -> Any:
     return act
 
 
-def test_a_request_does_not_wait_long(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_request_waits_no_longer_than_encoding_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rag_windows.cache.passage_cache._LEAST_WAIT_S", 0.01)
     place: dict[str, Any] = {"shared": fresh(), "shared_wait": None}
     ask(machine(place))
@@ -268,9 +268,16 @@ def test_a_request_does_not_wait_long(monkeypatch: pytest.MonkeyPatch) -> None:
     assert ask(lm) == (1, 4)
     assert time.perf_counter() - begun < 4
     assert counted(lm).late == 6
-    # One that is told to wait longer does.
-    patient = machine({**place, "shared_wait": 20.0})
+    # One that encodes slowly waits longer.
+    patient = machine(place)
+    assert patient.cache is not None
     between(patient.cache, slow(0.3))
+    access = patient.engine.encoder.access
+    assert access is not None
+    fingerprint = access.model.fingerprint()
+    assert fingerprint is not None
+    patient.cache.measured(fingerprint, 1, 1000.0)  # too little to tell
+    patient.cache.measured(fingerprint, 1000, 10_000.0)
     assert ask(patient) == (5, 0)
 
 

@@ -57,9 +57,10 @@ def test_bytes_that_are_no_text_end_nothing(kind: str) -> None:
     tokenizer = made(kind)
     ids = tokenizer("a 東", add_special_tokens=False)["input_ids"][:-1]
     ids += tokenizer(" b\n\nc", add_special_tokens=False)["input_ids"]
-    content = logprob_content(answer(tokenizer, ids), tokenizer)
-    told = b"".join(bytes(entry["bytes"]) for entry in content).decode(errors="replace")
-    assert told.endswith(" b\n\nc")
+    for stop in (None, "\n\n"):
+        content = logprob_content(answer(tokenizer, ids, stop), tokenizer)
+        told = b"".join(bytes(entry["bytes"]) for entry in content).decode(errors="replace")
+        assert told.endswith(" b\n\nc" if stop is None else " b")
 
 
 @pytest.mark.parametrize("stop", [None, " b", "b.", "é"])
