@@ -65,6 +65,9 @@ class RagWindowsLM(HFLM):
         method: how windows are read, such as "ape", "pcw", "deep-thinking+ape", "sequential". None
             is the profile's, else "ape".
         profile: file that ``rag-windows compare`` wrote.
+        link_tokens: tokens of each window that are encoded in sight of the others.
+        link_choose: which tokens: "first", those of largest "deviation", or those to which the
+            "query" or its "last" token attends most.
         tokenizer: as with ``--model hf``.
         revision: as with ``--model hf``.
         dtype: as with ``--model hf``.
@@ -95,6 +98,8 @@ class RagWindowsLM(HFLM):
         tokenizer: Any = None,
         method: Any = None,
         profile: str | None = None,
+        link_tokens: Any = None,
+        link_choose: Any = "first",
         revision: str | None = None,
         dtype: Any = "auto",
         device: str | None = None,
@@ -129,9 +134,10 @@ class RagWindowsLM(HFLM):
             raise InputError(f"fewshot_delimiter must be a string, not {fewshot_delimiter!r}.")
         as_hf = {name: options.pop(name) for name in AS_HF if name in options}
         chosen: Method | None = None
-        named = method is not None or options
+        named = method is not None or options or link_tokens is not None
         if named or (profile is None and not isinstance(pretrained, WindowedLM)):
-            chosen = method_of(method or "ape", options)
+            links = {"link_tokens": link_tokens, "link_choose": link_choose}
+            chosen = method_of(method or "ape", options, **links)
         stored: PassageCache | None = None
         if cache_dir is not None:
             stored = PassageCache.default(cache_dir, memory=cache_memory)
@@ -233,7 +239,7 @@ class RagWindowsLM(HFLM):
         else:
             # White space at the end counts to what follows, and the two are encoded together.
             size = len(context.rstrip())
-            pieces, ends = self._read(context, size)
+            pieces, ends = self._read(context, request.doc, size)
             whole = self._encoder.ids([*pieces, Piece(context[size:] + continuation)])
             cut = self._encoder.cut(pieces, ends)
             ids = whole[len(cut.ids) :]
@@ -245,7 +251,7 @@ class RagWindowsLM(HFLM):
         for request in requests:
             context, wished = request.args[:2]
             wishes.append(dict(normalize_gen_kwargs(dict(wished), self._max_gen_toks)))
-            cut = self.cut(context)
+            cut = self.cut(context, request.doc)
             cuts.append(self._fit(cut, wishes[-1]["max_gen_toks"], request))
         found: dict[int, str] = {}
         with tqdm(total=len(cuts), desc="Answering", disable=disable_tqdm) as bar:
@@ -277,11 +283,11 @@ class RagWindowsLM(HFLM):
         text = self.tokenizer.decode(ids, skip_special_tokens=True)
         return str(postprocess_generated_text(text, stops, self.think_end_token))
 
-    def cut(self, context: str) -> Cut:
-        """A prompt in token ids."""
-        return self._encoder.cut(*self._read(context, len(context)))
+    def cut(self, context: str, doc: Any = None) -> Cut:
+        """A prompt in token ids; ``doc`` is what its question was made of."""
+        return self._encoder.cut(*self._read(context, doc, len(context)))
 
-    def _read(self, context: str, size: int) -> tuple[tuple[Piece, ...], tuple[int, ...]]:
+    def _read(self, context: str, doc: Any, size: int) -> tuple[tuple[Piece, ...], tuple[int, ...]]:
         """The prompt's pieces, up to ``size`` characters, and the ends of prefix and windows."""
         pieces: tuple[Piece, ...] = (Piece(context),)
         examples: Sequence[int] = ()
@@ -298,7 +304,7 @@ class RagWindowsLM(HFLM):
             )
         if content is not None:
             text = context[slice(*content)]
-            found = find_examples(text, self._delimiter, shots=self._shots)
+            found = find_examples(text, self._delimiter, shots=self._shots, doc=doc)
             examples = [content[0] + place for place in found]
         start, *ends = examples or [0]
         count = len(ends)

@@ -20,20 +20,57 @@ from rag_windows.integration import Boundary, ChatTemplate, Conversation, Piece,
 
 Ids = tuple[int, ...]
 
+LEAST_VALUE = 24
+"""A document's value that is shorter may stand in an example by chance."""
 
-def find_examples(text: str, delimiter: str, *, shots: int | None = None) -> list[int]:
+
+def find_examples(
+    text: str, delimiter: str, *, shots: int | None = None, doc: Mapping[str, Any] | None = None
+) -> list[int]:
     """Where the first example starts (a description may stand before) and where each ends.
 
     Behind the last one stands the question; without examples the list is empty. Delimiters cut the
-    text into parts, of which each is an example. Where ``shots`` examples and the question can have
-    equally many parts, these are they, and one part more in front is the description.
+    text into parts. With ``shots``, parts are counted: if all examples and the question can have
+    equally many, that decides. Otherwise
+
+    1. delimiters inside of a long value of the question's own ``doc``, or right behind one, belong
+       to the question;
+    2. where parts hold a line that begins as the question's last line does ("Answer:"), an example
+       ends with such a part, and one part more in the first example is the description; a question
+       of one line needs several such parts at equal distances;
+    3. else each part is an example.
+
+    A wrong guess groups the text otherwise; it never adds, drops or moves a character.
     """
     found = (match.span() for match in re.finditer(re.escape(delimiter), text))
     every = [end for begin, end in found if text[:begin].strip() and text[end:].strip()]
     if not every or shots == 0:
         return []
-    counted = [] if shots is None else _counted(every, shots)
-    return counted or [0, *every]
+    if shots is not None and (counted := _counted(every, shots)):
+        return counted
+    values = [value.strip() for value in (doc or {}).values() if isinstance(value, str)]
+    long = [value for value in values if len(value) >= LEAST_VALUE]
+    places = [(at, at + len(value)) for value in long if (at := text.rfind(value)) >= 0]
+    ends = list(every)
+    while ends:
+        at = len(text[: ends[-1] - len(delimiter)].rstrip())
+        if not any(begin < at <= end for begin, end in places):
+            break
+        ends.pop()
+    if not ends:
+        return []
+    lines = [line.strip() for line in text[ends[-1] :].splitlines() if line.strip()]
+    closing = [
+        end
+        for begin, end in itertools.pairwise([0, *ends])
+        if any(line.strip().startswith(lines[-1]) for line in text[begin:end].splitlines())
+    ]
+    counted = _counted(every, len(closing))
+    regular = counted[1:] == closing
+    if not closing or (len(lines) == 1 and not (regular and len(closing) > 1)):
+        # A question of one line may begin an example by chance.
+        return [0, *ends]
+    return counted if regular else [0, *closing]
 
 
 def _counted(ends: Sequence[int], shots: int) -> list[int]:

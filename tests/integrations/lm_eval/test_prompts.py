@@ -33,10 +33,11 @@ def parts(text: str, delimiter: str = BLANK, **options: Any) -> list[str]:
 ASKED = ["Question: a?\nAnswer: b\n\n", "Question: c?\nAnswer: d\n\n", "Question: e?\nAnswer:"]
 
 
+@pytest.mark.parametrize("shots", [None, 2])
 @pytest.mark.parametrize(
     "expected",
     [
-        pytest.param(["", *ASKED], id="a part each"),
+        pytest.param(["", *ASKED], id="examples end like the question"),
         pytest.param(["Answer well.\n\n", *ASKED], id="a description before them"),
         pytest.param(
             ["", *(part.replace(": ", ": g\n\n", 1) for part in ASKED)],
@@ -44,26 +45,40 @@ ASKED = ["Question: a?\nAnswer: b\n\n", "Question: c?\nAnswer: d\n\n", "Question
         ),
         pytest.param(
             ["Do it.\n\n", "a\n\nAnswer: b\n\n", "c\n\nAnswer: d\n\n", "e\n\nAnswer:"],
-            id="a description and blank lines",
+            id="a common ending may stand alone",
+        ),
+        pytest.param(
+            ["", "lunk: Daxa\n\n", "blog: Fepor\n\n", "gidra:"], id="no common ending: parts"
         ),
     ],
 )
-def test_examples_that_are_counted(expected: list[str]) -> None:
-    assert parts("".join(expected), shots=2) == expected
+def test_examples_are_told_apart(expected: list[str], shots: int | None) -> None:
+    assert parts("".join(expected), shots=shots) == expected
 
 
-def test_without_a_count_each_part_is_an_example() -> None:
-    assert parts("".join(ASKED)) == ["", *ASKED]
-    assert parts("Well.\n\na: b\n\nc:") == ["", "Well.\n\n", "a: b\n\n", "c:"]
+def test_the_own_document_and_the_count_decide_before_the_ending() -> None:
+    passage = "The first paragraph is long enough.\n\nThe second one is as long as that."
+    text = f"{passage}\n\nWho said so?"
+    assert find_examples(text, BLANK, doc={"passage": passage, "n": 3}) == []
+    shown = f"Other words.\n\nWho?: he\n\n{text}"
+    assert parts(shown, doc={"n": [1], "passage": passage})[-1] == text
+    # A question that begins an example is no common ending.
+    assert len(parts("lunk: Daxa\n\nblog: Fepor\n\ngidra: Daxa\n\nblog:")) == 5
+    text = "one two\n\nthree: x\n\nfour\n\nfive: y\n\nsix\n\nseven:"
+    assert len(parts(text)) == 7
+    counted = ["", "one two\n\nthree: x\n\n", "four\n\nfive: y\n\n", "six\n\nseven:"]
+    assert parts(text, shots=2) == counted
+    assert find_examples(text, BLANK, shots=0) == []
     assert parts("a: b###c: d###e:", "###") == ["", "a: b###", "c: d###", "e:"]
-    assert find_examples("a: b\n\nc:", BLANK, shots=0) == []
-    # A count that can't be.
-    assert parts("".join(ASKED), shots=5) == ["", *ASKED]
 
 
-@given(st.text(alphabet="ab:\n ", max_size=60), st.one_of(st.none(), st.integers(0, 5)))
-def test_whatever_is_found_the_text_stays(text: str, shots: int | None) -> None:
-    found = find_examples(text, BLANK, shots=shots)
+@given(
+    st.text(alphabet="ab:\n ", max_size=60),
+    st.one_of(st.none(), st.integers(0, 5)),
+    st.text(alphabet="ab\n", max_size=40),
+)
+def test_whatever_is_found_the_text_stays(text: str, shots: int | None, value: str) -> None:
+    found = find_examples(text, BLANK, shots=shots, doc={"value": value})
     assert found == sorted(set(found))
     assert not found or text[found[-1] :].strip()
     if found and text == text.strip() and text.count(BLANK) == shots:

@@ -108,6 +108,6 @@ def test_parameters_of_the_method() -> None:
     described = info(ours("llama3", method="deep-thinking+ape", steps=2, temperature=0.8))
     assert described["method"]["steps"] == 2
     assert described["method"]["reader"]["temperature"] == 0.8
-    linked = ours("llama3", method="linked:tokens=2+pcw")
+    linked = ours("llama3", method="pcw", link_tokens=2)
     assert info(linked)["method"]["name"] == "linked"
     assert info(type(linked)(linked.lm))["method"]["name"] == "linked"
