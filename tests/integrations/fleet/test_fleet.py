@@ -256,7 +256,6 @@ async def test_no_request_is_lost_while_readers_are_replaced(
     await asyncio.to_thread(deploy, passage_words=60)
     ended.set()
     await asyncio.gather(*tasks)
-    assert len(answers) > 20
     assert {one.status_code for one in answers} == {200}
     assert not [one for one in answers if '"error"' in one.text]
     after = set(await samples(client, "rag_windows_batch_rows"))
