@@ -48,13 +48,13 @@ dist: $(VENV)/.dev ## wheels and sdists of all nine distributions into dist/, ch
 	$(BIN)/twine check --strict dist/*
 	@wc -c dist/*
 
-test-dist: dist ## install each wheel by itself into a fresh environment and ask: 4 minutes
+test-dist: dist ## install each wheel by itself into a fresh environment and ask: 12 minutes
 	$(OFFLINE) $(BIN)/python -m pytest -m dist -o faulthandler_timeout=900 tests/packages $(ARGS)
 
-timing: $(VENV)/.dev ## tests that compare times, for a machine that does nothing else: 1 minute
+timing: $(VENV)/.dev ## tests that compare times, for a machine that does nothing else: 2 minutes
 	$(OFFLINE) $(BIN)/python -m pytest -m timing $(ARGS)
 
-fleet: $(VENV)/.dev ## a fleet on a cluster of Ray, with readers that die: 5 minutes (ARGS="-k name")
+fleet: $(VENV)/.dev ## a fleet on a cluster of Ray, with readers that die: 3 minutes (ARGS="-k name")
 	$(OFFLINE) $(BIN)/python -m pytest -m fleet tests/integrations/fleet $(ARGS)
 
 faults: $(VENV)/.dev ## every fault of the passage cache and 10,000 hostile texts, unsampled: 5 minutes
