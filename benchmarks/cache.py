@@ -4,8 +4,8 @@
 
 They stand beside those of LRU, and of a cache that knows every window's true popularity. Cells are
 "hits / seconds": percent of the counted requests that hit, and percent of the seconds of encoding
-that they save. About two minutes on one core. What a hit costs says `rag-windows bench --context
-512 --window 4 --way 'token ids, from memory'`: its prefill is 128 hits with hardly bytes to move.
+that they save. About two minutes on one core. What a hit costs stands
+in benchmarks/results/passage_cache.md.
 """
 
 from __future__ import annotations

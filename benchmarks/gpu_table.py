@@ -234,7 +234,6 @@ def compared(device: torch.device, dim: int, most: int, tokens: int) -> tuple[fl
 
 BACKENDS = {
     "varlen": r"varlen",
-    "flex": r"flex_attention|flex_decoding",
     "fused": r"_scaled_dot_product_\w+",
     "native": re.escape(native.NAME),
 }
@@ -244,7 +243,7 @@ BACKENDS = {
 def backends_of(names: set[str]) -> str:
     """Which backends answered, by what a profiler saw."""
     found = [name for name, words in BACKENDS.items() if any(re.search(words, n) for n in names)]
-    if "varlen" in found or "flex" in found:
+    if "varlen" in found:
         found = [name for name in found if name != "native"]
     return " + ".join(found) or "reference"
 
