@@ -16,7 +16,7 @@ from rag_windows_server.collection import Collection, document_of
 from rag_windows_server.errors import ApiError, refused
 from rag_windows_server.own_documents import After, Limit, changed, page
 from rag_windows_server.routes import Served, body_schema, bounded
-from rag_windows_server.uploads import Part, Upload, form_parts, is_form, uploaded
+from rag_windows_server.uploads import Upload, form_parts, is_form, uploaded
 
 STORE = "vs_documents"
 """The one vector store."""
@@ -129,12 +129,12 @@ def routes(served: Served) -> APIRouter:
 
     @router.post("/v1/files", summary="Add a file's documents")
     async def create(request: Request) -> dict[str, Any]:
-        held = collection(request)
-        if not is_form(request):
+        held, kind = collection(request), request.headers.get("content-type", "")
+        if not is_form(kind):
             message = "The body must be a form with a file. Send it as multipart/form-data."
             raise ApiError(415, message, code="unsupported_media_type")
-        parts = await form_parts(bounded(request, served.settings))
-        upload = await asyncio.to_thread(_upload, parts)
+        body = await bounded(request, served.settings).body()
+        upload = await asyncio.to_thread(_upload, body, kind)
         await changed(held.add, upload.documents, upload.name)
         made = await found(held, file_id(upload.name), _file)
         if upload.skipped:
@@ -290,9 +290,9 @@ def _unknown(id: str) -> ApiError:
     return ApiError(404, message, param="file_id", code="not_found")
 
 
-def _upload(parts: list[Part]) -> Upload:
-    sent = []
-    for one in parts:
+def _upload(body: bytes, kind: str) -> Upload:
+    sent: list[Any] = []
+    for one in form_parts(body, kind):
         if one.name == "file" and one.file is not None:
             sent.append(one)
         elif one.name == "purpose":

@@ -17,7 +17,7 @@ from rag_windows_server.collection import Collection
 from rag_windows_server.documents import passages_in
 from rag_windows_server.errors import ApiError, busy, refused
 from rag_windows_server.routes import Served, bounded, read_body
-from rag_windows_server.uploads import Part, Upload, check_name, form_parts, is_form, uploaded
+from rag_windows_server.uploads import Upload, check_name, form_parts, is_form, uploaded
 
 if TYPE_CHECKING:
     from rag_windows_retrievers import Changes, Document, IndexedDocument, Skipped
@@ -96,9 +96,10 @@ def routes(served: Served) -> APIRouter:
     async def add(request: Request) -> dict[str, object]:
         served.operator(request)
         collection = served.collection()
-        if is_form(request):
-            parts = await form_parts(bounded(request, served.settings))
-            files = await asyncio.to_thread(_files, parts)
+        kind = request.headers.get("content-type", "")
+        if is_form(kind):
+            form = await bounded(request, served.settings).body()
+            files = await asyncio.to_thread(_files, form, kind)
             return await changed(_add_files, collection, files)
         body = read_body(await served.json_text(request), AddedDocuments)
         documents = await asyncio.to_thread(_documents, body)
@@ -151,7 +152,8 @@ def _document(passage: Passage, param: str) -> Document:
     return Document(text, name, passage.title, named=True, metadata=dict(passage.metadata))
 
 
-def _files(parts: list[Part]) -> list[Upload]:
+def _files(body: bytes, kind: str) -> list[Upload]:
+    parts = form_parts(body, kind)
     if other := [one.name for one in parts if one.file is None]:
         raise refused(other[0], "is not known here. Send files alone.", "unknown_parameter")
     if not parts:

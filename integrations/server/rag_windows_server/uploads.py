@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import math
 import re
 from dataclasses import dataclass
+from email.message import Message
 from typing import TYPE_CHECKING
-
-from fastapi import Request
-from starlette.exceptions import HTTPException
 
 from rag_windows_server.errors import ApiError, refused
 
 if TYPE_CHECKING:
     from rag_windows_retrievers import Document, Skipped
 
+_ESCAPED = re.compile(r"%(0[0-9A-F]|1[0-9A-F]|22)")
+"""What browsers write for quotes and control characters in names, and for nothing else."""
+
+_LONGEST_HEAD = 16 << 10
 _LONGEST_NAME = 512
 
 
@@ -42,29 +43,56 @@ class Upload:
     skipped: list[Skipped]
 
 
-def is_form(request: Request) -> bool:
-    """Whether a request announces a form with files."""
-    kind = request.headers.get("content-type", "")
-    return kind.lower().startswith("multipart/form-data")
+def is_form(content_type: str) -> bool:
+    """Whether a header Content-Type announces a form with files."""
+    return content_type.lower().startswith("multipart/form-data")
 
 
-async def form_parts(request: Request) -> list[Part]:
-    """The fields of a form.
+def form_parts(body: bytes, content_type: str) -> list[Part]:
+    """The fields of a form (RFC 7578).
 
     Raises:
         ApiError: it is no form.
     """
+    boundary = _header("Content-Type", content_type).get_boundary()
+    if not boundary:
+        raise _malformed("Its Content-Type names no boundary.")
     try:
-        async with request.form(max_files=math.inf) as form:
-            return [
-                Part(name, None, one.encode())
-                if isinstance(one, str)
-                else Part(name, one.filename or "", await one.read())
-                for name, one in form.multi_items()
-            ]
-    except HTTPException as error:
-        message = f"The body is no form with files. {error.detail}"
-        raise ApiError(400, message, code="invalid_form") from error
+        mark = b"\r\n--" + boundary.encode("ascii")
+    except UnicodeEncodeError as error:
+        raise _malformed("Its boundary must be ASCII.") from error
+    _, *pieces = (b"\r\n" + body).split(mark)
+    if not pieces or not pieces[-1].startswith(b"--"):
+        raise _malformed("Its end is missing.")
+    return [_part(one) for one in pieces[:-1]]
+
+
+def _part(piece: bytes) -> Part:
+    head, blank, data = piece.partition(b"\r\n\r\n")
+    if not blank or len(head) > _LONGEST_HEAD:
+        raise _malformed("A part of it has no head.")
+    for line in head.decode("utf-8", "replace").split("\r\n"):
+        name, _, value = line.partition(":")
+        if name.strip().lower() == "content-disposition":
+            message = _header("Content-Disposition", value.strip())
+            field = message.get_param("name", "", "content-disposition")
+            file = message.get_filename()
+            return Part(str(field), None if file is None else _unescaped(file), data)
+    raise _malformed("A part of it has no name.")
+
+
+def _header(name: str, value: str) -> Message:
+    message = Message()
+    message[name] = value
+    return message
+
+
+def _unescaped(name: str) -> str:
+    return _ESCAPED.sub(lambda found: chr(int(found[1], 16)), name)
+
+
+def _malformed(why: str) -> ApiError:
+    return ApiError(400, f"The body is no form with files. {why}", code="invalid_form")
 
 
 def uploaded(part: Part) -> Upload:

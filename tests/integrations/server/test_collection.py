@@ -292,6 +292,8 @@ async def test_files_are_uploaded(own: WindowedLM, index: Index) -> None:
         ("a.bin", b"\x00\x01\x02", "unreadable_file"),
         ("a.md", b"  ", "unreadable_file"),
         ("..", b"Text.", "invalid_value"),
+        ("a\x1b[2Jb.md", b"Text.", "invalid_value"),
+        ("a\nb.md", b"Text.", "invalid_value"),
         ("a" * 600 + ".md", b"Text.", "invalid_value"),
     ],
 )
@@ -322,7 +324,9 @@ async def test_names_open_no_file(own: WindowedLM, index: Index, docs: Path) -> 
     ("kind", "sent", "code"),
     [
         ("multipart/form-data", b"--x--", "invalid_form"),
-        ("multipart/form-data; boundary=x", b"no form", "invalid_form"),
+        ("multipart/form-data; boundary=x", b"", "invalid_form"),
+        ("multipart/form-data; boundary=x", b"--x\r\nno head", "invalid_form"),
+        ("multipart/form-data; boundary=x", b"--x\r\nA: b\r\n\r\nc\r\n--x--", "invalid_form"),
         ("multipart/form-data; boundary=x", b"--x--\r\n", "missing_required_parameter"),
         ("application/json", b'{"documents": [{"text": " "}]}', "invalid_value"),
         ("application/json", b'{"documents": [{"id": "a\\u0000", "text": "A."}]}', "invalid_value"),
