@@ -182,9 +182,23 @@ def test_weights_of_a_hybrid_query(tmp_path: Path) -> None:
 
 OPERATOR = FilterOperator
 FITTING: list[tuple[str, FilterOperator, Any, set[str]]] = [
+    ("year", OPERATOR.EQ, 1931, {"bridge"}),
     ("year", OPERATOR.NE, 1931, {"harbour", "bread"}),
+    ("year", OPERATOR.GT, 1931, {"harbour"}),
     ("year", OPERATOR.GTE, 1931, {"bridge", "harbour"}),
+    ("year", OPERATOR.LT, 1950.5, {"bridge"}),
+    ("year", OPERATOR.LTE, "1931", {"bread"}),
+    ("year", OPERATOR.IN, ["1931", "2"], {"bread"}),
+    ("by", OPERATOR.NIN, ["Ada"], {"harbour", "bread"}),
+    ("tags", OPERATOR.ANY, ["stone", "wood"], {"bridge"}),
+    ("tags", OPERATOR.ALL, ["stone", "wood"], set()),
+    ("tags", OPERATOR.ALL, ["stone", "old"], {"bridge"}),
+    ("tags", OPERATOR.CONTAINS, "old", {"bridge"}),
+    ("by", OPERATOR.TEXT_MATCH, "d", {"bridge"}),
+    ("by", OPERATOR.TEXT_MATCH, "B", set()),
+    ("by", OPERATOR.TEXT_MATCH_INSENSITIVE, "B", {"harbour"}),
     ("tags", OPERATOR.IS_EMPTY, None, {"harbour", "bread"}),
+    ("none", OPERATOR.IS_EMPTY, None, set(IDS)),
     ("ref_doc_id", OPERATOR.EQ, "of bread", {"bread"}),
 ]
 
@@ -209,6 +223,10 @@ def test_operators(
     assert {one.node_id for one in shared.get_nodes(filters=filters)} == expected
     inverse = MetadataFilters(filters=[filters], condition=FilterCondition.NOT)
     assert {one.node_id for one in shared.get_nodes(filters=inverse)} == set(IDS) - expected
+
+
+def test_all_operators_are_tested() -> None:
+    assert {operator for _, operator, _, _ in FITTING} == set(FilterOperator)
 
 
 def test_conditions_and_what_else_a_query_restricts(shared: RagWindowsVectorStore) -> None:
@@ -238,6 +256,14 @@ def test_conditions_and_what_else_a_query_restricts(shared: RagWindowsVectorStor
 def test_what_can_not_work_is_refused_by_name(tmp_path: Path) -> None:
     store = filled(tmp_path)
 
+    def by(operator: FilterOperator, value: Any) -> VectorStoreQuery:
+        return asked(
+            "x",
+            filters=MetadataFilters(
+                filters=[MetadataFilter(key="k", operator=operator, value=value)]
+            ),
+        )
+
     bare, short, odd = node("a", "a"), node("b", "b"), node("c", "c", {"k": object()})
     bare.embedding, short.embedding = None, [1.0, 2.0]
     for call, said in (
@@ -248,6 +274,11 @@ def test_what_can_not_work_is_refused_by_name(tmp_path: Path) -> None:
         (lambda: store.query(VectorStoreQuery(query_str="x")), "needs query_embedding"),
         (lambda: store.query(VectorStoreQuery([1.0], mode=MODE.TEXT_SEARCH)), "needs query_str"),
         (lambda: store.query(VectorStoreQuery([1.0])), "has 64 finite numbers"),
+        (lambda: store.query(by(OPERATOR.IN, "a")), "filter 'in' of 'k' needs a list"),
+        (
+            lambda: store.query(by(OPERATOR.TEXT_MATCH, 3)),
+            "filter 'text_match' of 'k' needs a text",
+        ),
         (lambda: store.add([bare]), "'a' has no embedding"),
         (lambda: store.add([short]), "have 64 numbers, not 2"),
         (lambda: store.add([short, node("d", "d")]), "differ in shape"),

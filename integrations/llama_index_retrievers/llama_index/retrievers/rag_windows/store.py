@@ -13,13 +13,13 @@ from llama_index.core.storage.docstore.utils import doc_to_json, json_to_doc
 from llama_index.core.vector_stores.types import (
     BasePydanticVectorStore,
     FilterCondition,
+    FilterOperator,
     MetadataFilter,
     MetadataFilters,
     VectorStoreQuery,
     VectorStoreQueryMode,
     VectorStoreQueryResult,
 )
-from llama_index.core.vector_stores.utils import build_metadata_filter_fn
 
 from llama_index.retrievers.rag_windows.nodes import node_of
 from rag_windows import Passage
@@ -319,6 +319,8 @@ def _refuse(options: dict[str, Any]) -> None:
 def _where(query: VectorStoreQuery) -> Where | None:
     """What a query may find; lists without entries stand for no condition, as LlamaIndex sends."""
     nodes, documents, filters = set(query.node_ids or ()), set(query.doc_ids or ()), query.filters
+    if filters is not None:
+        _fits(Passage(""), filters)  # refuses what can't be asked of any
     if not nodes and not documents and filters is None:
         return None
 
@@ -345,9 +347,60 @@ def _fits(passage: Passage, filters: MetadataFilters) -> bool:
 
 
 def _fits_one(passage: Passage, filter: MetadataFilter) -> bool:
-    own = {"title": passage.title, **dict.fromkeys(_DOCUMENT, passage.document), **passage.metadata}
-    fits = build_metadata_filter_fn(lambda _: own, MetadataFilters(filters=[filter]))
-    try:
-        return fits("")
-    except TypeError:  # values of different kinds
-        return False
+    wanted, operator = filter.value, filter.operator
+    own = {"title": passage.title, **dict.fromkeys(_DOCUMENT, passage.document)}
+    found = {**own, **passage.metadata}.get(filter.key)
+    if operator in _LISTED and not isinstance(wanted, list):
+        raise InputError(
+            f"The filter {operator.value!r} of {filter.key!r:.80} needs a list, not {wanted!r:.80}."
+            " Write value=[...]."
+        )
+    if operator in _TEXT and not isinstance(wanted, str):
+        raise InputError(
+            f"The filter {operator.value!r} of {filter.key!r:.80} needs a text, not {wanted!r:.80}."
+            " Write value='...'."
+        )
+    if operator == FilterOperator.IS_EMPTY:
+        return found is None or found in ("", [])
+    if found is None:
+        return operator in (FilterOperator.NE, FilterOperator.NIN)
+    if operator not in _TESTS:
+        raise InputError(f"The filter {operator.value!r} is not served. Use another operator.")
+    return _TESTS[operator](found, wanted)
+
+
+_LISTED = (FilterOperator.IN, FilterOperator.NIN, FilterOperator.ANY, FilterOperator.ALL)
+_TEXT = (FilterOperator.TEXT_MATCH, FilterOperator.TEXT_MATCH_INSENSITIVE)
+
+
+def _ordered(found: Any, wanted: Any) -> int | None:
+    """-1, 0 or 1 for less, equal and greater; None of values of different kinds."""
+    numbers = all(type(one) in (int, float) for one in (found, wanted))
+    if not numbers and not (isinstance(found, str) and isinstance(wanted, str)):
+        return None
+    return int(found > wanted) - int(found < wanted)
+
+
+def _holds(found: Any, value: Any) -> bool:
+    if isinstance(found, str):
+        return isinstance(value, str) and value in found
+    return isinstance(found, list) and value in found
+
+
+_TESTS: dict[FilterOperator, Callable[[Any, Any], bool]] = {
+    FilterOperator.EQ: lambda found, wanted: bool(found == wanted),
+    FilterOperator.NE: lambda found, wanted: bool(found != wanted),
+    FilterOperator.GT: lambda found, wanted: _ordered(found, wanted) == 1,
+    FilterOperator.GTE: lambda found, wanted: _ordered(found, wanted) in (0, 1),
+    FilterOperator.LT: lambda found, wanted: _ordered(found, wanted) == -1,
+    FilterOperator.LTE: lambda found, wanted: _ordered(found, wanted) in (-1, 0),
+    FilterOperator.IN: lambda found, wanted: found in wanted,
+    FilterOperator.NIN: lambda found, wanted: found not in wanted,
+    FilterOperator.ANY: lambda found, wanted: any(_holds(found, one) for one in wanted),
+    FilterOperator.ALL: lambda found, wanted: all(_holds(found, one) for one in wanted),
+    FilterOperator.CONTAINS: _holds,
+    FilterOperator.TEXT_MATCH: lambda found, wanted: isinstance(found, str) and wanted in found,
+    FilterOperator.TEXT_MATCH_INSENSITIVE: lambda found, wanted: (
+        isinstance(found, str) and wanted.casefold() in found.casefold()
+    ),
+}
