@@ -1,4 +1,4 @@
-"""Notices that files change: by the system's messages, and every minute."""
+"""Notices that files change: by the system's messages for folders, by looking for single files."""
 
 from __future__ import annotations
 
@@ -12,11 +12,14 @@ from pathlib import Path, PurePath
 
 _log = logging.getLogger("rag_windows.server")
 
+_TICK_S = 0.5
 _SWEEP_S = 60.0
 """What the system does not tell of, as on a network's file system, is found after so long."""
 
 _WITHOUT_MESSAGES_S = 2.0
-_TICK_MS, _GATHERED_MS, _STEP_MS = 500, 400, 50
+_GATHERED_MS, _STEP_MS = 400, 50
+
+State = dict[str, tuple[int, ...]]
 
 
 def changing(paths: Sequence[str], stop: threading.Event) -> Iterator[None]:
@@ -26,32 +29,38 @@ def changing(paths: Sequence[str], stop: threading.Event) -> Iterator[None]:
         paths: files, folders (with everything below) and patterns; none of them has to exist.
         stop: ends the iteration within half a second.
     """
+    seen, looked = _looked_at(paths), time.monotonic()
+    while not stop.is_set():
+        tops, first = _folders(paths), True
+        for noticed in _ticks([*tops], stop):
+            now, before = _looked_at(paths), seen
+            # Behind the first message the system watches: what came before it is not missed.
+            if noticed or first or now != before or time.monotonic() - looked >= _SWEEP_S:
+                seen, looked, first = now, time.monotonic(), False
+                yield
+            if _folders(paths) != tops:
+                break
+
+
+def _ticks(folders: Sequence[str], stop: threading.Event) -> Iterator[bool]:
+    """Every half second, or when something changed below the folders: whether it did."""
     from watchfiles import watch
 
-    while not stop.is_set():
-        watched, due = _watched(paths), 0.0
+    if folders:
         try:
             for changes in watch(
-                *watched,
+                *folders,
                 watch_filter=None,
                 debounce=_GATHERED_MS,
                 step=_STEP_MS,
                 stop_event=stop,
-                rust_timeout=_TICK_MS,
+                rust_timeout=int(1000 * _TICK_S),
                 yield_on_timeout=True,
                 raise_interrupt=False,
             ):
-                found = {path for _, path in changes}
-                itself = not found.isdisjoint(watched)
-                # At the first tick the system watches already: what came before is not missed.
-                if itself or any(map(_wanted, found)) or time.monotonic() >= due:
-                    due = time.monotonic() + _SWEEP_S
-                    yield
-                # What is replaced as a whole is another file or folder to the system.
-                if itself or _watched(paths) != watched:
-                    break
+                yield any(_wanted(path) for _, path in changes)
         except FileNotFoundError:  # one of them went meanwhile
-            stop.wait(_TICK_MS / 1000)
+            yield True
         except (OSError, RuntimeError) as error:  # the system has no watch left
             _log.warning(
                 "The system does not tell of changed documents (%s), so they are looked for every "
@@ -60,20 +69,10 @@ def changing(paths: Sequence[str], stop: threading.Event) -> Iterator[None]:
                 _WITHOUT_MESSAGES_S,
             )
             while not stop.wait(_WITHOUT_MESSAGES_S):
-                yield
-
-
-def _watched(paths: Sequence[str]) -> list[str]:
-    """What the system watches, folders with everything below; for a pattern where it begins."""
-    tops = [path if os.path.exists(path) else _base(path) for path in paths]
-    return [one for one in tops if os.path.exists(one)]
-
-
-def _base(path: str) -> str:
-    """The folder that a pattern begins in; a path that is none itself."""
-    parts = Path(path).parts
-    magic = (at for at, part in enumerate(parts) if glob.has_magic(part))
-    return str(Path(*parts[: next(magic, len(parts))]))
+                yield True
+        return
+    while not stop.wait(_TICK_S):
+        yield False
 
 
 def _wanted(path: str) -> bool:
@@ -81,3 +80,48 @@ def _wanted(path: str) -> bool:
     from rag_windows_retrievers import SUFFIXES
 
     return PurePath(path).suffix.lower() in SUFFIXES or not os.path.isfile(path)
+
+
+def _folders(paths: Sequence[str]) -> State:
+    """Folders that the system watches with everything below, and which ones they are now."""
+    found: State = {}
+    for path in paths:
+        top = _base(path) if _deep(path) else path
+        if os.path.isdir(top) and (_deep(path) or not _pattern(path)):
+            status = os.stat(top)
+            found[top] = (status.st_dev, status.st_ino)
+    return found
+
+
+def _looked_at(paths: Sequence[str]) -> State:
+    """When single files were written, and those behind a pattern of one folder."""
+    found: State = {}
+    for path in paths:
+        if os.path.isdir(path) or _deep(path):
+            continue
+        for one in glob.glob(path) if _pattern(path) else [path]:
+            try:
+                status = os.stat(one)
+            except OSError:
+                continue
+            found[one] = (status.st_mtime_ns, status.st_size, status.st_ino)
+    return found
+
+
+def _pattern(path: str) -> bool:
+    return glob.has_magic(path) and not os.path.exists(path)
+
+
+def _deep(path: str) -> bool:
+    """Whether it is a pattern of more than one folder."""
+    return _pattern(path) and ("**" in path or glob.has_magic(os.path.dirname(path)))
+
+
+def _base(path: str) -> str:
+    """The folder that a pattern begins in."""
+    parts: list[str] = []
+    for part in Path(path).parts:
+        if glob.has_magic(part):
+            break
+        parts.append(part)
+    return str(Path(*parts)) if parts else "."
