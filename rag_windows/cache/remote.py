@@ -212,6 +212,31 @@ class Remote:
         return {str(one["name"]): one for one in found if one["type"] == "file"}
 
 
+class Rest(Generic[T]):
+    """The rest of a call: parts that threads do in parallel, and then the end."""
+
+    def __init__(
+        self, parts: Sequence[Callable[[], None]], end: Callable[[Exception | None], T]
+    ) -> None:
+        self.parts, self._end = parts, end
+        self._left, self._lock = len(parts), threading.Lock()
+        self._error: Exception | None = None
+
+    def do(self, part: Callable[[], None]) -> bool:
+        """Do a part; returns whether it was the last one."""
+        try:
+            part()
+        except Exception as error:  # noqa: BLE001 - each store's library has errors of its own
+            self._error = error
+        with self._lock:
+            self._left -= 1
+            return not self._left
+
+    def end(self) -> T:
+        """The result, when all parts are done."""
+        return self._end(self._error)
+
+
 class StoreCalls(Generic[T]):
     """One function called on many things by threads of its own, which nobody must wait for.
 
@@ -221,24 +246,27 @@ class StoreCalls(Generic[T]):
     def __init__(
         self,
         remote: Remote,
-        call: Callable[[str], T],
+        call: Callable[[str], T | Rest[T]],
         things: Sequence[str],
         within_s: float,
     ) -> None:
         self._remote, self._call = remote, call
-        self._things = deque(things)
+        self._jobs: deque[Callable[[], None]] = deque()
         self._landed: queue.SimpleQueue[tuple[str, T]] = queue.SimpleQueue()
-        self._threads = 0
+        self._threads, self._closed = 0, False
         self.outstanding, self._within_s = len(things), within_s
         self.deadline = time.monotonic() + within_s
-        if not self._start():
+        if not self._add([partial(self._begin, thing) for thing in things]):
             self.deadline = time.monotonic()
 
-    def _start(self) -> int:
-        """Begin; returns how many threads are at work."""
+    def _add(self, jobs: Sequence[Callable[[], None]]) -> int:
+        """Queue these before what waits; returns how many threads are at work."""
         with self._remote.lock:
-            most = min(AT_ONCE, _MOST_THREADS - self._remote.threads, len(self._things))
-            for _ in range(most):
+            if self._closed:
+                return 0
+            self._jobs.extendleft(reversed(jobs))
+            most = min(AT_ONCE - self._threads, _MOST_THREADS - self._remote.threads)
+            for _ in range(min(most, len(jobs))):
                 one = threading.Thread(target=self._run, name="rag-windows-shared", daemon=True)
                 try:
                     one.start()
@@ -251,12 +279,23 @@ class StoreCalls(Generic[T]):
     def _run(self) -> None:
         while True:
             with self._remote.lock:
-                if not self._things:
+                if not self._jobs:
                     self._threads -= 1
                     self._remote.threads -= 1
                     return
-                thing = self._things.popleft()
-            self._landed.put((thing, self._call(thing)))
+                job = self._jobs.popleft()
+            job()
+
+    def _begin(self, thing: str) -> None:
+        made = self._call(thing)
+        if isinstance(made, Rest):
+            self._add([partial(self._go_on, thing, made, part) for part in made.parts])
+        else:
+            self._landed.put((thing, made))
+
+    def _go_on(self, thing: str, rest: Rest[T], part: Callable[[], None]) -> None:
+        if rest.do(part):
+            self._landed.put((thing, rest.end()))
 
     @property
     def late(self) -> bool:
@@ -284,7 +323,8 @@ class StoreCalls(Generic[T]):
     def close(self) -> None:
         """Begin no further call."""
         with self._remote.lock:
-            self._things.clear()
+            self._closed = True
+            self._jobs.clear()
 
 
 def in_words(error: BaseException) -> str:

@@ -39,7 +39,7 @@ from rag_windows.cache.entry_file import (
     verify_payload,
 )
 from rag_windows.cache.keys import check_key, is_key
-from rag_windows.cache.remote import AT_ONCE, Remote, StoreCalls, in_words
+from rag_windows.cache.remote import AT_ONCE, Remote, Rest, StoreCalls, in_words
 from rag_windows.cache.tier import Outcome, Tier
 from rag_windows.errors import CacheError
 from rag_windows.threads import in_children
@@ -79,17 +79,15 @@ class _Arriving:
         start = -buffer.ctypes.data % _ALIGNMENT
         self.payload = buffer[start : start + size]
         self._take(self.file.payload.start, first[self.file.payload.start :])
-        self.starts = [*range(max(_PART_BYTES, len(first)), self.file.nbytes, _PART_BYTES)]
-        self.ends = [min(start + _PART_BYTES, self.file.nbytes) for start in self.starts]
+        self.starts = range(max(_PART_BYTES, len(first)), self.file.nbytes, _PART_BYTES)
 
-    def add(self, parts: Sequence[bytes | Exception]) -> None:
-        """Take the other parts, or raise the error of one."""
-        for start, end, part in zip(self.starts, self.ends, parts, strict=True):
-            if isinstance(part, Exception):
-                raise part
-            if len(part) != end - start:
-                raise FormatError("the file ends too early.")
-            self._take(start, part)
+    def read(self, read: Callable[..., bytes], path: str, start: int) -> None:
+        """Read one of the other parts."""
+        stop = min(start + _PART_BYTES, self.file.nbytes)
+        part = read(path, start=start, end=stop)
+        if len(part) != stop - start:
+            raise FormatError("the file ends too early.")
+        self._take(start, part)
 
     def _take(self, start: int, part: bytes) -> None:
         at = start - self.file.payload.start
@@ -247,23 +245,30 @@ class SharedTier(Tier):
                 reading.close()
         return found
 
-    def fetch(self, key: str) -> _Got:
+    def fetch(self, key: str) -> _Got | Rest[_Got]:
         """Read one object and verify it, in threads that may be abandoned: no tensor is touched."""
         return self._read(self._path(key), key)
 
-    def _read(self, path: str, key: str) -> _Got:
+    def _read(self, path: str, key: str) -> _Got | Rest[_Got]:
         try:
-            system = self.remote.system
-            entry = _Arriving(key, system.cat_file(path, start=0, end=_PART_BYTES))
+            read = self.remote.system.cat_file
+            entry = _Arriving(key, read(path, start=0, end=_PART_BYTES))
             if entry.file.expired(time.time()):
                 return _Got("expired")
-            if entry.starts:
-                paths = [path] * len(entry.starts)
-                entry.add(system.cat_ranges(paths, entry.starts, entry.ends))
-            verify_payload(entry.file, entry.payload.data)
         except Exception as error:  # noqa: BLE001 - each store's library has errors of its own
             return _Got.failed(error)
-        return _Got("read", entry)
+
+        def end(error: Exception | None = None) -> _Got:
+            try:
+                if error is not None:
+                    raise error
+                verify_payload(entry.file, entry.payload.data)
+            except Exception as wrong:  # noqa: BLE001 - whatever the parts raised
+                return _Got.failed(wrong)
+            return _Got("read", entry)
+
+        parts = [partial(entry.read, read, path, start) for start in entry.starts]
+        return Rest(parts, end) if parts else end()
 
     def decoded(self, got: _Got) -> tuple[Entry | None, str]:
         """The entry that was read, if it is one, and the outcome."""
@@ -484,6 +489,10 @@ class SharedTier(Tier):
     def _verified(self, path: str) -> str:
         key = _key_of(path)
         got = self._read(path, key)
+        if isinstance(got, Rest):
+            for part in got.parts:
+                got.do(part)
+            got = got.end()
         if got.outcome == "failed":
             raise OSError(got.error)
         if got.entry is None:

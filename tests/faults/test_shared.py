@@ -69,9 +69,6 @@ class Unreliable:
         if name == "pipe_file":
             return self.write(kind, at, plain, *given)
         found = plain(*given, **options)
-        if name == "cat_ranges":
-            part = int(at * len(found))
-            found[part] = self.changed(kind, at, found[part], other)
         if name != "cat_file":
             return found
         with self._lock:
@@ -79,7 +76,7 @@ class Unreliable:
         return self.changed(kind, at, found, other)
 
     def kinds(self, name: str) -> Sequence[str]:
-        if name in ("cat_file", "cat_ranges"):
+        if name == "cat_file":
             return ("late", "gone", "forbidden", "cut", "longer", "flipped", "other", "nothing")
         return ("late", "gone", "forbidden", "full", "half")
 
