@@ -8,9 +8,11 @@ import itertools
 import re
 import zipfile
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 from xml.etree import ElementTree
+from xml.parsers import expat
 
 from rag_windows.errors import DocumentError, require
 from rag_windows_retrievers import conversion
@@ -71,21 +73,30 @@ class Package:
 
     def _look(self, part: zipfile.ZipInfo, times: int) -> None:
         """Refuse XML that is hostile, or too much for a tree in memory."""
-        most = times * conversion.LIMITS.elements
-        with self._archive.open(part) as stream:
-            begin = stream.read(64)
-            marks = (b"<", b"\xef\xbb\xbf", b"\xff\xfe", b"\xfe\xff")
-            if not begin.lstrip().startswith(marks) and not part.filename.endswith(
-                (".xml", ".rels")
-            ):
-                return
-            plain = (begin + stream.read()).replace(b"\0", b"")  # of UTF-16
-        if plain.count(b"<") - plain.count(b"</") > most:
-            raise DocumentError(
-                f"its part {part.filename} has more than {most:,} elements; split it"
-            )
-        if b"<!ENTITY" in plain:
+        count, most = 0, times * conversion.LIMITS.elements
+
+        def element(name: str, attributes: object) -> None:
+            nonlocal count
+            count += 1
+            if count > most:
+                raise DocumentError(
+                    f"its part {part.filename} has more than {most:,} elements; split it"
+                )
+
+        def entity(*_: object) -> NoReturn:
             raise DocumentError(f"its part {part.filename} declares XML entities; save it again")
+
+        with self._archive.open(part) as stream:
+            begin = stream.read(64).lstrip()
+            stream.seek(0)
+            marks = (b"<", b"\xef\xbb\xbf", b"\xff\xfe", b"\xfe\xff")
+            if begin.startswith(marks) or part.filename.endswith((".xml", ".rels")):
+                parser = expat.ParserCreate()
+                parser.StartElementHandler = element
+                parser.EntityDeclHandler = entity
+                # Whoever needs a part that is no XML says so.
+                with suppress(expat.ExpatError):
+                    parser.ParseFile(stream)
 
     def read(self, name: str) -> bytes:
         """A part's bytes."""
