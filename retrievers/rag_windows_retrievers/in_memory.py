@@ -106,7 +106,7 @@ class Encoder(Protocol):
     def embed(
         self, texts: Sequence[str], *, query: bool, progress: Progress | None = None
     ) -> Vectors:
-        """Texts -> (len(texts), dimension), float32, each of length 1."""
+        """Texts -> (len(texts), dimension), float32; the dot product says how near two are."""
         ...
 
 
@@ -115,7 +115,8 @@ class SentenceEncoder:
 
     Of a passage that is longer than the model reads, the end is left out, and a warning is logged.
     Weights come from safetensors files only, and no code of a repository is run. Prompts that the
-    model defines for queries and documents are used. Vectors are normalised.
+    model defines for queries and documents are used. Vectors are normalised unless the model was
+    made for dot products.
 
     Args:
         model: a local folder, a name on the Hub, or a loaded `SentenceTransformer`.
@@ -146,6 +147,7 @@ class SentenceEncoder:
                 f"{self.name} compares by {similarity}. Choose an embedding model that "
                 "compares by cosine or dot product."
             )
+        self._normalize = similarity == "cosine"
 
     def embed(
         self, texts: Sequence[str], *, query: bool, progress: Progress | None = None
@@ -165,7 +167,7 @@ class SentenceEncoder:
             some = list(texts[start : start + _TOGETHER])
             with self._lock:
                 vectors[start : start + _TOGETHER] = encode(
-                    some, normalize_embeddings=True, show_progress_bar=False
+                    some, normalize_embeddings=self._normalize, show_progress_bar=False
                 )
             if progress is not None:
                 progress(start + len(some), len(texts))
@@ -195,8 +197,8 @@ def progress_bar(label: str) -> Iterator[Progress]:
 class DenseRetriever:
     """Passages whose vectors lie nearest to the query's; every vector is compared.
 
-    The score is the cosine. A query of several paragraphs asks with the mean of their vectors.
-    Blank passages are never found.
+    The score is the cosine, or the dot product for a model made for it. A query of several
+    paragraphs asks with the mean of their vectors. Blank passages are never found.
 
     Args:
         passages: the corpus; `rag_windows.with_neighbours` fills in what they lack.

@@ -198,6 +198,7 @@ class Index:
         self.folder, self.path = Path(folder), Path(folder) / FILE
         self.encoder: Encoder | None = None
         self._lock = Lock()
+        self.dot = False
         self.after_fork()
         in_children(self)
         self._listed: tuple[int, tuple[Passage, ...]] | None = None
@@ -820,6 +821,7 @@ class Index:
                 "that model, or delete the folder and build the index again."
             )
         self.encoder = encoder
+        self.dot = not np.allclose(np.linalg.norm(probe, axis=1), 1.0, atol=1e-3)
         self.complete(progress)
 
     def complete(self, progress: Progress | None = None) -> None:

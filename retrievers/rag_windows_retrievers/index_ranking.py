@@ -102,8 +102,8 @@ class ByWords:
 class ByMeaning:
     """Passages of an `Index` whose vectors lie nearest to the query's; every vector is compared.
 
-    The score is the cosine. A query of several paragraphs asks with the mean of their vectors.
-    Blank passages are never found.
+    The score is the cosine, or the dot product for a model made for it. A query of several
+    paragraphs asks with the mean of their vectors. Blank passages are never found.
     """
 
     def __init__(self, index: Index) -> None:
@@ -129,8 +129,8 @@ class ByMeaning:
             InputError: it has another length than those of the index, or `k` is below 1.
         """
         check_k(k)
-        asked = np.asarray(vector, dtype=np.float32)
-        with self._index.reading() as connection:
+        index, asked = self._index, np.asarray(vector, dtype=np.float32)
+        with index.reading() as connection:
             dimension = tables.setting(connection, "dimension")
             if dimension is None:
                 return []
@@ -139,18 +139,24 @@ class ByMeaning:
                     f"A vector for this index has {dimension} finite numbers, not the shape "
                     f"{asked.shape}. Use the embedding model that made those of the index."
                 )
-            if not asked.any():  # it has no cosine
-                return []
+            if not index.dot:
+                norm = np.linalg.norm(asked)
+                if not norm:
+                    return []
+                asked = (asked / norm).astype(np.float32)
 
             def ranked(most: int) -> list[tuple[int, float]]:
-                nearest = (
-                    "SELECT rowid, 1 - distance FROM vectors WHERE embedding MATCH ? AND k = ?"
-                    if most <= _MOST_NEAREST
-                    else "SELECT rowid, 1 - vec_distance_cosine(embedding, ?) AS cosine "
-                    "FROM vectors ORDER BY cosine DESC, rowid LIMIT ?"
-                )
-                found = tables.select(connection, nearest, (asked.tobytes(), most))
-                return sorted(found, key=lambda one: (-one[1], one[0]))
+                if not index.dot and most <= _MOST_NEAREST:
+                    found = tables.select(
+                        connection,
+                        "SELECT rowid, (1 - distance) * ? FROM vectors "
+                        "WHERE embedding MATCH ? AND k = ?",
+                        (float(np.linalg.norm(asked)), asked.tobytes(), most),
+                    )
+                else:
+                    rows = tables.select(connection, "SELECT rowid, embedding FROM vectors")
+                    found = [(n, float(np.frombuffer(one, np.float32) @ asked)) for n, one in rows]
+                return sorted(found, key=lambda one: (-one[1], one[0]))[:most]
 
             return _distinct(connection, ranked, k, where)
 

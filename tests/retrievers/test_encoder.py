@@ -70,11 +70,11 @@ def test_half_precision_is_the_same_model_and_other_weights_are_not(
         Index(tmp_path, half)
 
 
-def test_vectors_of_a_model_made_for_dot_products_are_of_length_1() -> None:
+def test_a_model_made_for_dot_products_keeps_its_lengths() -> None:
     model = SentenceTransformer(str(get_model_path()), device="cpu", similarity_fn_name="dot")
     del model[2]  # the layer that normalises
     vectors = SentenceEncoder(model).embed(["a text"], query=False)
-    assert np.allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-5)
+    assert not np.allclose(np.linalg.norm(vectors, axis=1), 1, atol=0.1)
     model.similarity_fn_name = "euclidean"
     with pytest.raises(InputError, match="by euclidean"):
         SentenceEncoder(model)

@@ -96,6 +96,20 @@ def test_it_ranks_as_the_list_in_memory_does(index: Index, tmp_path: Path) -> No
     assert dense.retrieve("w1", 3)
 
 
+def test_vectors_that_are_compared_by_their_products(tmp_path: Path) -> None:
+    class Long(WordEncoder):
+        def embed(
+            self, texts: Sequence[str], *, query: bool, progress: Progress | None = None
+        ) -> NDArray[np.float32]:
+            made = super().embed(texts, query=query, progress=progress)
+            return made * np.array([[1.0 + len(one)] for one in texts], dtype=np.float32)
+
+    index = Index(tmp_path, Long())
+    index.add_passages(CORPUS)
+    exact = DenseRetriever(CORPUS, Long())
+    assert ranking(index.by_meaning.retrieve("bridge", 4)) == ranking(exact.retrieve("bridge", 4))
+
+
 def test_it_follows_the_files_and_embeds_only_what_is_new(docs: Path, tmp_path: Path) -> None:
     place, reported = tmp_path / "index", []
     made = ingest([docs], place, WordEncoder(), words=40, root=tmp_path)
