@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from rag_windows_server.collection import Collection, document_of
 from rag_windows_server.errors import ApiError, refused
 from rag_windows_server.own_documents import After, Limit, changed, page
-from rag_windows_server.routes import Served, body_schema, bounded
+from rag_windows_server.routes import Served, body_schema
 from rag_windows_server.uploads import Upload, form_parts, is_form, uploaded
 
 STORE = "vs_documents"
@@ -133,7 +133,7 @@ def routes(served: Served) -> APIRouter:
         if not is_form(kind):
             message = "The body must be a form with a file. Send it as multipart/form-data."
             raise ApiError(415, message, code="unsupported_media_type")
-        body = await bounded(request, served.settings).body()
+        body = await served.raw(request)
         upload = await asyncio.to_thread(_upload, body, kind)
         await changed(held.add, upload.documents, upload.name)
         made = await found(held, file_id(upload.name), _file)

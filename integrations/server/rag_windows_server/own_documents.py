@@ -16,7 +16,7 @@ from rag_windows import CacheError, Passage, RetrievalError
 from rag_windows_server.collection import Collection
 from rag_windows_server.documents import passages_in
 from rag_windows_server.errors import ApiError, busy, refused
-from rag_windows_server.routes import Served, bounded, read_body
+from rag_windows_server.routes import Served, read_body
 from rag_windows_server.uploads import Upload, check_name, form_parts, is_form, uploaded
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ def routes(served: Served) -> APIRouter:
         collection = served.collection()
         kind = request.headers.get("content-type", "")
         if is_form(kind):
-            form = await bounded(request, served.settings).body()
+            form = await served.raw(request)
             files = await asyncio.to_thread(_files, form, kind)
             return await changed(_add_files, collection, files)
         body = read_body(await served.json_text(request), AddedDocuments)

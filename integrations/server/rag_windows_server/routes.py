@@ -97,11 +97,38 @@ class Served:
         return read
 
     async def json_text(self, request: Request) -> bytes:
-        """A request's body, which must be JSON by its header; see `bounded`."""
+        """A request's body, which must be JSON by its header; see `raw`."""
         if not request.headers.get("content-type", "").lower().startswith("application/json"):
             message = "The body must be JSON. Send the header Content-Type: application/json."
             raise ApiError(415, message, code="unsupported_media_type")
-        return await bounded(request, self.settings).body()
+        return await self.raw(request)
+
+    async def raw(self, request: Request) -> bytes:
+        """A request's body as it came.
+
+        Raises:
+            ApiError: it is too large, or too late.
+        """
+        most, parts, size = self.settings.most_body_bytes, [], 0
+        coming, idle_s = request.stream(), self.settings.idle_s
+        while True:
+            try:
+                async with asyncio.timeout(idle_s):
+                    part = await anext(coming, None)
+            except TimeoutError as error:
+                message = f"The rest of the body did not come within {idle_s:g} seconds."
+                headers = {"Connection": "close"}
+                raise ApiError(408, message, code="timeout", headers=headers) from error
+            except ClientDisconnect as error:
+                raise ClientLeft from error
+            if part is None:
+                break
+            size += len(part)
+            if size > most:
+                message = f"The body is larger than {most} bytes, the most that this server takes."
+                raise ApiError(413, message, code="body_too_large")
+            parts.append(part)
+        return b"".join(parts)
 
     async def answered(
         self,
@@ -131,31 +158,6 @@ class Served:
     def json(self, answer: BaseModel) -> Response:
         """An answer of openai's types, with what we add."""
         return Response(_json(answer), media_type="application/json")
-
-
-def bounded(request: Request, settings: Settings) -> Request:
-    """A request; ApiError where the body that is read from it is too large, or too late."""
-    size = 0
-
-    async def receive() -> Message:
-        nonlocal size
-        try:
-            async with asyncio.timeout(settings.idle_s):
-                message = await request.receive()
-        except TimeoutError as error:
-            text = f"The rest of the body did not come within {settings.idle_s:g} seconds."
-            headers = {"Connection": "close"}
-            raise ApiError(408, text, code="timeout", headers=headers) from error
-        if message["type"] == "http.disconnect":
-            raise ClientLeft
-        size += len(message.get("body", b""))
-        if size > settings.most_body_bytes:
-            most = settings.most_body_bytes
-            text = f"The body is larger than {most} bytes, the most that this server takes."
-            raise ApiError(413, text, code="body_too_large")
-        return message
-
-    return Request(request.scope, receive)
 
 
 def read_body(text: bytes, kind: type[B]) -> B:

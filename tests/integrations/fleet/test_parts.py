@@ -1,8 +1,7 @@
-"""What needs no cluster: the example's file, the deployments, the router's choice, bodies."""
+"""What needs no cluster: the example's file, the deployments, the router's choice, late bodies."""
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import json
 from pathlib import Path
@@ -17,10 +16,10 @@ from starlette.responses import JSONResponse
 
 from rag_windows import Passage, PassageCache, WindowedLM
 from rag_windows_retrievers import BM25Retriever, Document, Index
-from rag_windows_server import Keys, Settings, create_app
+from rag_windows_server import Settings, create_app
 from rag_windows_server.errors import ApiError
 from rag_windows_server.fleet import FleetOptions, app
-from rag_windows_server.fleet.front import Front, _Passing, _removed, _together
+from rag_windows_server.fleet.front import _Passing, _removed, _together
 from rag_windows_server.fleet.reader import ACCEPTED, Reader, Relayed
 from rag_windows_server.fleet.router import Router
 from rag_windows_server.fleet.routing import RoutedQuestion, pack
@@ -177,24 +176,17 @@ SCOPE: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize(
-    ("sent", "status", "code"), [(b"{", 408, "timeout"), (b"{" * 11, 413, "body_too_large")]
-)
-async def test_a_front_refuses_what_it_can_not_read(sent: bytes, status: int, code: str) -> None:
-    front: Any = Front.__new__(Front)
-    front._settings, front._keys = Settings(most_body_bytes=10, idle_s=0.1), Keys()
-    parts = [{"type": "http.request", "body": sent, "more_body": True}]
-    told: list[Any] = []
-
-    async def receive() -> Any:
-        return parts.pop() if parts else await asyncio.Event().wait()
-
-    async def send(message: Any) -> None:
-        told.append(message)
-
-    await front._answer(SCOPE, receive, send)
-    assert told[0]["status"] == status
-    assert json.loads(told[1]["body"])["error"]["code"] == code
+async def test_the_server_itself_refuses_what_a_front_could_not_read() -> None:
+    reader = reading(Settings(most_body_bytes=10, idle_s=1))
+    for relayed, status, code in (
+        (Relayed(SCOPE, b"{", late=True), 408, "timeout"),
+        (Relayed(SCOPE, b"{" * 11), 413, "body_too_large"),
+    ):
+        name, messages = await reader.whole(relayed)
+        assert (name, messages[0]["status"]) == ("one", status)
+        assert json.loads(messages[1]["body"])["error"]["code"] == code
+        told = dict(messages[0]["headers"])[b"x-request-id"]
+        assert b"\n" not in told
 
 
 START: dict[str, Any] = {
@@ -261,7 +253,6 @@ async def test_a_new_reader_learns_what_was_deleted() -> None:
     for deleted in (frozenset[str](), frozenset({"z#2"}), frozenset({"z"})):
         relayed = Relayed(SCOPE, json.dumps(given).encode(), deleted=deleted)
         _, messages = await reader.whole(relayed)
-        assert b"\n" not in dict(messages[0]["headers"])[b"x-request-id"]
         answer = json.loads(messages[1]["body"])
         found.append([one["id"] for one in answer["choices"][0]["message"]["citations"]])
     assert found == [["z#1", "z#2"], ["z#1"], []]

@@ -20,13 +20,12 @@ from ray.exceptions import ActorDiedError, RayError, RayTaskError
 from ray.serve import Application
 from ray.serve.exceptions import DeploymentUnavailableError
 from ray.serve.handle import DeploymentHandle
-from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from rag_windows import InputError, Passage, RagWindowsError
 from rag_windows_server import chat, responses
-from rag_windows_server.answering import ClientLeft, searched
+from rag_windows_server.answering import searched
 from rag_windows_server.bodies import Body, top_k
 from rag_windows_server.chat import ChatBody
 from rag_windows_server.collection import index_of
@@ -41,7 +40,7 @@ from rag_windows_server.own_documents import document_removed
 from rag_windows_server.passages import deleted
 from rag_windows_server.process import free_port, unavailable
 from rag_windows_server.responses import ResponsesBody
-from rag_windows_server.routes import bounded, read_body
+from rag_windows_server.routes import read_body
 
 _log = logging.getLogger("rag_windows.fleet")
 
@@ -97,39 +96,59 @@ class Front:
         return app
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        request = Request(scope, receive)
+        tenant = self._tenant(scope)
         path = scope["path"].removeprefix(scope.get("root_path", ""))
         fields = {name: scope[name] for name in _SCOPE.split() if name in scope}
-        fields["headers"] = [*scope["headers"]]
-        together = None
-        try:
-            # Who may not ask is refused by a reader, before anybody waits for a body.
-            tenant = self._tenant(request)
-            body = b"" if tenant is None else await bounded(request, self._settings).body()
-            relayed = Relayed(fields, body, self._deleted)
-            if tenant is not None and tenant.operator:
-                if scope["method"] == "GET" and path == "/metrics":
-                    together = _metrics
-                elif scope["method"] == "DELETE" and path.startswith(_REMOVING):
-                    together = _removed
-                    if not self._lasting and path.startswith("/v1/passages/"):
-                        self._deleted |= {path.removeprefix("/v1/passages/")}
-            if together is None:
-                question = await asyncio.to_thread(self._question, path, body, tenant)
-                await self._pass_on(relayed, question, receive, send)
-                return
-            response = _together(await self._everywhere(relayed), together)
-        except ClientLeft:
+        # Who may not ask is refused by a reader, before anybody waits for a body.
+        body, late = (b"", False) if tenant is None else await self._body(receive)
+        if body is None:
             return
+        relayed = Relayed({**fields, "headers": [*scope["headers"]]}, body, late, self._deleted)
+        together = None
+        if tenant is not None and tenant.operator:
+            if scope["method"] == "GET" and path == "/metrics":
+                together = _metrics
+            elif scope["method"] == "DELETE" and path.startswith(_REMOVING):
+                together = _removed
+                if not self._lasting and path.startswith("/v1/passages/"):
+                    self._deleted |= {path.removeprefix("/v1/passages/")}
+        if together is None:
+            question = await asyncio.to_thread(self._question, path, body, tenant)
+            await self._pass_on(relayed, question, receive, send)
+            return
+        try:
+            answers = await self._everywhere(relayed)
         except ApiError as error:
-            response = error.response()
+            response: Response = error.response()
+        else:
+            response = _together(answers, together)
         await response(scope, receive, send)
 
-    def _tenant(self, request: Request) -> Tenant | None:
+    def _tenant(self, scope: Scope) -> Tenant | None:
+        found = [value for name, value in scope["headers"] if name == b"authorization"]
         try:
-            return self._keys.tenant(request.headers.get("authorization"))
+            return self._keys.tenant(found[0].decode("latin-1") if found else None)
         except ApiError:
             return None
+
+    async def _body(self, receive: Receive) -> tuple[bytes | None, bool]:
+        """The body, and whether the rest of it is late; None for a client that left.
+
+        A body that is larger than readers take is passed on as soon as it is, for them to say so.
+        """
+        parts: list[bytes] = []
+        size, more = 0, True
+        while more and size <= self._settings.most_body_bytes:
+            try:
+                async with asyncio.timeout(self._settings.idle_s):
+                    message = await receive()
+            except TimeoutError:
+                return b"".join(parts), True
+            if message["type"] == "http.disconnect":
+                return None, False
+            parts.append(message.get("body", b""))
+            size, more = size + len(parts[-1]), message.get("more_body", False)
+        return b"".join(parts), False
 
     def _question(self, path: str, body: bytes, tenant: Tenant | None) -> RoutedQuestion | None:
         """Which passages a question reads; None for what is none, or what a reader will refuse."""

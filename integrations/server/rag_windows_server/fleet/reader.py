@@ -30,12 +30,14 @@ class Relayed:
 
     Attributes:
         scope: ASGI's, of plain values.
-        body: of the request.
+        body: of the request, or its beginning where that is larger than the server takes.
+        late: whether its rest did not come in time.
         deleted: names of passages and documents that are not retrieved any more.
     """
 
     scope: dict[str, Any]
     body: bytes = b""
+    late: bool = False
     deleted: frozenset[str] = frozenset()
 
 
@@ -125,11 +127,13 @@ class Reader:
         retriever = self._app.state.served.answering.retriever
         if isinstance(retriever, Remaining) and request.deleted:
             retriever.delete(request.deleted)
-        more = [{"type": "http.request", "body": request.body}]
+        more = [{"type": "http.request", "body": request.body, "more_body": request.late}]
 
         async def receive() -> Message:
             if more:
                 return more.pop()
+            if request.late:
+                raise TimeoutError  # the server says what it says of clients that it waits for
             # A client that leaves cancels this work; no message says so.
             return await asyncio.get_running_loop().create_future()
 
