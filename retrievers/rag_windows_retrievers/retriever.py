@@ -123,6 +123,7 @@ class HybridRetriever:
 
     def retrieve(self, query: str, k: int = DEFAULT_K) -> list[ScoredPassage]:
         """Ask every retriever and fuse; see `Retriever.retrieve`."""
+        check_k(k)
         some = [one.retrieve(query, max(k, self.depth)) for one in self.retrievers]
         return fused(some, self.weights, k)
 

@@ -94,6 +94,8 @@ def create_app(
         version=__version__,
         summary="OpenAI's routes, with documents in and citations out.",
         lifespan=lifespan,
+        # Its pages would run scripts of other hosts; /openapi.json has all routes.
+        docs_url=None,
         redoc_url=None,
         # A proxy may speak https and have another name: nobody is sent to an address of ours.
         redirect_slashes=False,

@@ -89,8 +89,8 @@ def unavailable(host: str, port: int) -> InputError:
 
 def free_port(host: str, port: int) -> int:
     """The port, or any free one for 0; InputError if it is taken, or the host is not here."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         with socket.create_server((host, port), family=family) as tried:
             free: int = tried.getsockname()[1]
     except OSError as error:
