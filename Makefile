@@ -55,7 +55,7 @@ timing: $(VENV)/.dev ## tests that compare times, for a machine that does nothin
 	$(OFFLINE) $(BIN)/python -m pytest -m timing $(ARGS)
 
 fleet: $(VENV)/.dev ## a fleet on a cluster of Ray, with readers that die: 3 minutes (ARGS="-k name")
-	$(OFFLINE) $(BIN)/python -m pytest -m fleet tests/integrations/fleet $(ARGS)
+	$(OFFLINE) $(BIN)/python -m pytest -n 2 --dist loadfile -m fleet tests/integrations/fleet $(ARGS)
 
 faults: $(VENV)/.dev ## every fault of the passage cache and 10,000 hostile texts, unsampled: 5 minutes
 	RAG_WINDOWS_FAULTS=full $(OFFLINE) $(BIN)/python -m pytest \
