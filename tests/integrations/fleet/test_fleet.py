@@ -252,12 +252,12 @@ async def test_no_request_is_lost_while_readers_are_replaced(
             answers.append(await client.post(CHAT, json=body(documents=[document], stream=stream)))
             await asyncio.sleep(0.2)
 
-    tasks = [asyncio.create_task(asking(number)) for number in range(4)]
-
     async def replaced() -> bool:
-        now = set(await samples(client, "rag_windows_batch_rows"))
-        return len(now) == 2 and now != before
+        after = set(await samples(client, "rag_windows_batch_rows"))
+        new = {one.headers["x-reader"] for one in answers} - before
+        return len(after) == 2 and not before & after and bool(new)
 
+    tasks = [asyncio.create_task(asking(number)) for number in range(4)]
     await asyncio.to_thread(deploy, passage_words=60)
     await until(replaced)
     ended.set()
