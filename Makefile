@@ -57,7 +57,7 @@ timing: $(VENV)/.dev ## tests that compare times, for a machine that does nothin
 fleet: $(VENV)/.dev ## a fleet on a cluster of Ray, with readers that die: 3 minutes (ARGS="-k name")
 	$(OFFLINE) $(BIN)/python -m pytest -n 2 --dist loadfile -m fleet tests/integrations/fleet $(ARGS)
 
-faults: $(VENV)/.dev ## every fault of the passage cache and 10,000 hostile texts, unsampled: 5 minutes
+faults: $(VENV)/.dev ## every fault of the passage cache and 10,000 hostile texts, unsampled: 8 minutes
 	RAG_WINDOWS_FAULTS=full $(OFFLINE) $(BIN)/python -m pytest \
 		tests/faults tests/rag_windows/prompt/test_boundary.py $(ARGS)
 
