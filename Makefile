@@ -26,7 +26,7 @@ OFFLINE := HF_HUB_OFFLINE=1 TRANSFORMERS_OFFLINE=1 TOKENIZERS_PARALLELISM=false
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test check dist test-dist timing lint format docs docs-serve figures fleet faults bench bench-cache bench-serve bench-serve-fleet gpu gpu-wheels vllm bench-vllm install clean
+.PHONY: help demo test check dist test-dist timing lint format docs docs-serve figures slow fleet faults bench bench-cache bench-serve bench-serve-fleet gpu gpu-wheels vllm bench-vllm install clean
 
 help: ## show this list
 	@grep -E '^[a-z-]+:.*## ' $(firstword $(MAKEFILE_LIST)) | sed 's/:.*## /\t/' | expand -t 16
@@ -34,7 +34,7 @@ help: ## show this list
 demo: $(VENV)/.demo ## three questions over the sample corpus, sequentially and with windows
 	$(OFFLINE) $(BIN)/rag-windows demo $(ARGS)
 
-test: $(VENV)/.dev ## all tests but those of a fleet: no network, no GPU, 10 minutes on 2 cores (ARGS="-k name")
+test: $(VENV)/.dev ## the tests: no network, no GPU, 6 minutes on 2 cores (ARGS="-k name")
 	$(OFFLINE) $(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
 
 check: $(VENV)/.dev lint ## linters and the tests that matter most: for every change
@@ -54,11 +54,14 @@ test-dist: dist ## install each wheel by itself into a fresh environment and ask
 timing: $(VENV)/.dev ## tests that compare times, for a machine that does nothing else: 2 minutes
 	$(OFFLINE) $(BIN)/python -m pytest -m timing $(ARGS)
 
+slow: $(VENV)/.dev ## tests that take seconds each (processes, pages, kills): 5 minutes on 2 cores (ARGS="-k name")
+	$(OFFLINE) $(BIN)/python -m pytest -n 2 --dist loadfile -m slow $(ARGS)
+
 fleet: $(VENV)/.dev ## a fleet on a cluster of Ray, with readers that die: 3 minutes (ARGS="-k name")
 	$(OFFLINE) $(BIN)/python -m pytest -n 2 --dist loadfile -m fleet tests/integrations/fleet $(ARGS)
 
 faults: $(VENV)/.dev ## every fault of the passage cache and 10,000 hostile texts, unsampled: 8 minutes
-	RAG_WINDOWS_FAULTS=full $(OFFLINE) $(BIN)/python -m pytest \
+	RAG_WINDOWS_FAULTS=full $(OFFLINE) $(BIN)/python -m pytest -m "not timing" \
 		tests/faults tests/rag_windows/prompt/test_boundary.py $(ARGS)
 
 lint: $(VENV)/.dev ## ruff check, ruff format --check, mypy, import-linter

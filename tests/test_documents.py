@@ -201,6 +201,7 @@ def runs(page: Path) -> bool:
     return any(block.kind in ("python", "console") for block in blocks(page))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "page", [page for page in PAGES if runs(page)], ids=lambda path: str(path.relative_to(ROOT))
 )
@@ -374,6 +375,7 @@ follow_imports = "skip"
 """
 
 
+@pytest.mark.slow
 def test_blocks_that_need_a_gpu_have_right_types(tmp_path: Path) -> None:
     """One call of mypy for all pages; each is a module of its blocks up to the last such one."""
     for page in PAGES:

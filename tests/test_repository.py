@@ -210,6 +210,13 @@ LOADS_US = {"vllm"}
 """What loads a part of ours as a plug-in, and is never installed with it."""
 
 
+@functools.cache
+def declared(part: str) -> set[str]:
+    """Names of the distributions that a part may import."""
+    needed = requirements(*EXTRAS_OF[part]) + (group(GROUP_OF[part]) if part in GROUP_OF else [])
+    return {canonicalize_name(requirement.name) for requirement in needed}
+
+
 def part_of(path: Path) -> str:
     name = path.relative_to(ROOT).as_posix()
     return max((part for part in EXTRAS_OF if name.startswith(part + "/")), key=len)
@@ -232,16 +239,11 @@ def test_every_import_is_a_declared_dependency() -> None:
     distributions = packages_distributions()
     undeclared = []
     for path in sources(*EXTRAS_OF):
-        part = part_of(path)
-        needed = requirements(*EXTRAS_OF[part]) + (
-            group(GROUP_OF[part]) if part in GROUP_OF else []
-        )
-        declared = {canonicalize_name(requirement.name) for requirement in needed}
         for line, module in sorted(imported(path)):
             if module in sys.stdlib_module_names | OURS | BROUGHT_BY_PYDANTIC | LOADS_US:
                 continue
             owners = {canonicalize_name(name) for name in distributions.get(module, [module])}
-            if not owners & declared:
+            if not owners & declared(part_of(path)):
                 undeclared.append(f"{where(path, line)} imports {module}")
     assert undeclared == []
 

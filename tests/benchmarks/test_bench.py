@@ -59,6 +59,7 @@ def test_the_roofline_is_what_a_step_reads() -> None:
     assert workload.step_bytes(model, 10) == whole - 512 * 128 * 4 + 10 * token
 
 
+@pytest.mark.slow
 def test_an_accelerator_has_room_for_all_windows_that_are_timed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -13,6 +13,7 @@ from rag_windows.attention import backends
 Captured = pytest.CaptureFixture[str]
 
 
+@pytest.mark.slow
 def test_the_table_has_every_line_in_the_order_of_what_is_asked_first(capsys: Captured) -> None:
     assert gpu_table.main(["--stand-in"]) == 0
     about, _, _, head, _, *lines = capsys.readouterr().out.splitlines()
@@ -43,6 +44,7 @@ def test_without_a_gpu_it_says_so(monkeypatch: pytest.MonkeyPatch, capsys: Captu
     assert "sees no CUDA device" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_an_exception_costs_its_line_alone(capsys: Captured) -> None:
     made = gpu_table.Table(60)
     with made.trying(8192, "one thing", 1) as runs:

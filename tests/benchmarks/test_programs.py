@@ -147,6 +147,7 @@ def test_a_hot_set_that_shifts_is_followed_as_fast_as_lru_does() -> None:
     assert min(ours - lru) > -0.5
 
 
+@pytest.mark.slow
 def test_the_policy_s_tables_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
     cache.main(["--quick"])
     printed = capsys.readouterr().out

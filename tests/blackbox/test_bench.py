@@ -22,6 +22,7 @@ SMALL = (
 COLD = ("--way", "windows, cold")
 
 
+@pytest.mark.slow
 def test_a_run_prints_its_tables_and_writes_them(run: Run, tmp_path: Path) -> None:
     out = tmp_path / "out"
     done = run(
@@ -86,6 +87,7 @@ def test_a_profile_shows_the_parts_of_a_step(run: Run, tmp_path: Path) -> None:
         assert all(0 < share < 100 for share in shares)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process's peak")
 def test_peak_memory_is_that_of_a_process_of_its_own(run: Run, tmp_path: Path) -> None:
     long = ["4096" if arg == "64" else arg for arg in SMALL[:-1]]

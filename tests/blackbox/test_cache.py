@@ -31,6 +31,7 @@ passages = [Passage("Vara Zelmont plays the harp. Vara Zelmont was born in Sulav
 """What a process on Windows does not have; torch and transformers bring their own ways around."""
 
 
+@pytest.mark.slow
 def test_only_the_disk_tier_needs_file_locks(python: Process, tmp_path: Path) -> None:
     done = python(
         WITHOUT_LOCKS
@@ -61,6 +62,7 @@ for make in (
     assert not (tmp_path / "windows").exists()
 
 
+@pytest.mark.slow
 def test_a_stopped_process_stops_no_other_one_that_uses_its_book(
     python: Process, tmp_path: Path
 ) -> None:
@@ -238,6 +240,7 @@ def answer(lm, passages, **options):
 """
 
 
+@pytest.mark.slow
 def test_a_child_does_not_wait_for_threads_of_its_parent(
     python: Process, small_folder: Path
 ) -> None:
@@ -277,6 +280,7 @@ with lm.scheduler() as scheduler:
     assert done.stdout.splitlines() == ["encoding True", "scheduled True", "parent True"]
 
 
+@pytest.mark.slow
 def test_children_that_are_forked_at_any_moment_can_use_the_cache(
     python: Process, small_folder: Path, tmp_path: Path
 ) -> None:
@@ -367,6 +371,7 @@ call = lambda: asyncio.run(llm.ainvoke("Who?")).content
 """
 
 
+@pytest.mark.slow
 def test_a_child_has_threads_of_its_own_for_awaited_calls(
     python: Process, small_folder: Path
 ) -> None:

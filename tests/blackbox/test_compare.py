@@ -74,6 +74,7 @@ def windows_asked_for(**options: Any) -> int:
     return found.hits + found.misses
 
 
+@pytest.mark.slow
 def test_settings_share_windows_as_long_as_they_are_kept() -> None:
     once = windows_asked_for()
     assert windows_asked_for(refine=True) == once
@@ -82,6 +83,7 @@ def test_settings_share_windows_as_long_as_they_are_kept() -> None:
     assert once < windows_asked_for(methods=[APE(0.7, 0.9), *steps]) <= 2 * once
 
 
+@pytest.mark.slow
 def test_chunks_are_encoded_as_each_method_does_it() -> None:
     given = [
         replace(one, passages=with_neighbours([replace(p, document="d", index=i) for i, p in each]))
@@ -149,6 +151,7 @@ SETTINGS: dict[str, Sequence[Method]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(set(METHODS) - {"sequential"}))
 def test_every_method_can_be_compared(name: str) -> None:
     settings = SETTINGS.get(name, ())
@@ -161,6 +164,7 @@ def test_every_method_can_be_compared(name: str) -> None:
         assert len(values) > 1
 
 
+@pytest.mark.slow
 def test_labels_decide_where_all_examples_have_them() -> None:
     labelled = examples(labelled=True)
     assert compare(labelled).criteria == ("contains", "log-probability")
@@ -171,6 +175,7 @@ def test_labels_decide_where_all_examples_have_them() -> None:
     assert (by_labels.examples, by_labels.criteria[0]) == (8, "contains")
 
 
+@pytest.mark.slow
 def test_a_metric_judges_generated_answers() -> None:
     heard: list[tuple[str, str]] = []
 
@@ -225,6 +230,7 @@ def test_few_examples_and_wrong_settings_are_refused() -> None:
         compare(["Who?"] * 8)
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_profile_whatever_is_kept_or_cached() -> None:
     one, other = compare(examples()), compare(examples(), seed=1)
     mappings = [{"query": e.query, "passages": list(e.passages)} for e in examples()]
@@ -246,6 +252,7 @@ def test_progress_is_told_to_its_end() -> None:
     assert told[-1] == ("Trying settings", 32, 32)
 
 
+@pytest.mark.slow
 def test_what_one_prompt_answers_worse_is_told(reader: WindowedLM) -> None:
     """The shipped model was trained on 8 passages in one prompt, and reads more of them apart."""
     drawn = questions("96 passages")

@@ -193,6 +193,7 @@ def test_other_settings_are_refused_unless_fresh(inscit: Eval, tmp_path: Path) -
     assert (tmp_path / "out" / "records.jsonl").read_bytes() != before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("first", "then", "says"),
     [
@@ -214,6 +215,7 @@ def test_other_conditions_are_named_briefly(
     assert "arms" not in line
 
 
+@pytest.mark.slow
 def test_an_interruption_keeps_what_is_answered(
     inscit: Eval, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -241,6 +243,7 @@ def test_an_interruption_keeps_what_is_answered(
     assert len(found) == len(set(found)) == 9
 
 
+@pytest.mark.slow
 def test_questions_without_an_answer_are_told_and_asked_again(
     inscit: Eval, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -294,6 +297,7 @@ def test_arguments_are_refused_in_one_line(
     assert message in one_line(result.stderr)
 
 
+@pytest.mark.slow
 def test_a_report_is_made_again_with_the_data_elsewhere(
     inscit: Eval, run: Run, data: Path, tmp_path: Path
 ) -> None:

@@ -40,6 +40,7 @@ def questions(path: Path, count: int) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_the_command_measures_both_ways(run: Run, tmp_path: Path) -> None:
     data = questions(tmp_path / "q.jsonl", 4)
     args = ("eval", "citations", "--data", data, "--model", "tiny-reader", "--max-new-tokens", "4")
@@ -95,6 +96,7 @@ def test_sources_that_are_right_and_wrong(tmp_path: Path) -> None:
     assert (of_every["top_removal"], of_every["contains"]) == (100.0, 0.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["passages", "citations"])
 def test_more_questions_go_on_where_fewer_stopped(run: Run, tmp_path: Path, kind: str) -> None:
     data = questions(tmp_path / "q.jsonl", 3)
@@ -116,6 +118,7 @@ def test_more_questions_go_on_where_fewer_stopped(run: Run, tmp_path: Path, kind
         assert "other settings" in other.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["passages", "citations"])
 def test_more_methods_go_on_where_fewer_stopped(run: Run, tmp_path: Path, kind: str) -> None:
     data = questions(tmp_path / "q.jsonl", 2)

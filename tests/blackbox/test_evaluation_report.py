@@ -108,6 +108,7 @@ def hostile(reported: Reported, run: Run) -> Path:
     return out
 
 
+@pytest.mark.slow
 def test_hostile_text_stays_text(hostile: Path) -> None:
     page = (hostile / "report.html").read_text(encoding="utf-8")
     tags = Tags(page)
@@ -124,6 +125,7 @@ def test_hostile_text_stays_text(hostile: Path) -> None:
     assert len(page) < 1_000_000
 
 
+@pytest.mark.slow
 def test_hostile_text_is_nothing_in_markdown(hostile: Path, run: Run) -> None:
     text = (hostile / "report.md").read_text(encoding="utf-8")
     for told in (text, run("eval", "report", hostile).stdout):
@@ -152,6 +154,7 @@ def test_a_report_tells_figures_and_questions(plain: Path) -> None:
     assert "Its lamp burnt oil until 1902" in page
 
 
+@pytest.mark.slow
 def test_the_same_run_makes_the_same_report(plain: Path, run: Run, tmp_path: Path) -> None:
     for name in "ab":
         assert run("eval", "report", plain, "--out", tmp_path / name).exit_code == 0
@@ -172,6 +175,7 @@ def test_a_run_with_options_of_another_version_is_named(
     assert "options of another version" in refused.stderr
 
 
+@pytest.mark.slow
 def test_several_runs_stand_side_by_side(
     plain: Path, hostile: Path, run: Run, tmp_path: Path
 ) -> None:
@@ -184,6 +188,7 @@ def test_several_runs_stand_side_by_side(
     assert len(set(ids)) == len(ids)
 
 
+@pytest.mark.slow
 def test_what_is_not_there_is_said(
     reported: Reported, run: Run, folders: Path, tmp_path: Path
 ) -> None:

@@ -58,6 +58,7 @@ def suite(run: Run, files: Path, small_folder: Path) -> Eval:
     return start
 
 
+@pytest.mark.slow
 def test_a_suite_is_one_report_of_runs_that_stand_for_themselves(
     suite: Eval, run: Run, files: Path
 ) -> None:
@@ -130,6 +131,7 @@ def test_what_is_not_there_is_named_and_nothing_begins(
     assert not (files / "out").exists()
 
 
+@pytest.mark.slow
 def test_a_suite_goes_on_with_the_sets_that_it_lacks(suite: Eval, files: Path) -> None:
     assert suite("chatrag/quac", "--limit", "6", "--out", "out").exit_code == 0
     before = records(files / "out" / "chatrag-quac")
@@ -191,6 +193,7 @@ def test_arms_of_all_methods_are_all() -> None:
     assert all(isinstance(arm, Condition) for arm in compared(SuiteOptions(methods="pcw"), [None]))
 
 
+@pytest.mark.slow
 def test_files_of_questions_with_passages_are_sets(suite: Eval, files: Path) -> None:
     rows = [
         {

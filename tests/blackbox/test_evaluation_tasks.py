@@ -188,6 +188,7 @@ def test_methods_get_the_numbers_behind_their_names_or_of_a_profile(
     assert "--profile holds numbers of the method ape" in one_line(wrong.stderr)
 
 
+@pytest.mark.slow
 def test_questions_that_bring_their_passages(
     run: Run, tmp_path: Path, small_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

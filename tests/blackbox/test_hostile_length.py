@@ -41,6 +41,7 @@ def quickly(seconds: float = 10.0) -> Iterator[None]:
     assert time.process_time() - begun < seconds
 
 
+@pytest.mark.slow
 def test_documents_are_read_and_split_in_linear_time(tmp_path: Path) -> None:
     for number, text in enumerate(TEXTS.values()):
         line = json.dumps({"text": text, "title": text, "id": text})

@@ -75,6 +75,7 @@ values = st.recursive(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(held=values)
 def test_citations_are_plain_json_whatever_documents_hold(reader: WindowedLM, held: object) -> None:
@@ -133,6 +134,7 @@ def test_documents_reach_a_model_with_structured_output(way: str, chat: ChatRagW
         chat.with_structured_output(Birth)
 
 
+@pytest.mark.slow
 def test_a_long_prompt_without_documents_is_told_once_with_the_line_to_write(
     python: Process,
 ) -> None:
@@ -219,6 +221,7 @@ class Wall(BaseModel):
 WALL = Wall.model_json_schema()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("drawn", [{}, {"do_sample": True, "seed": 3, "temperature": 4.0}])
 @pytest.mark.parametrize("options", [{}, {"method": "ensemble"}, {"num_beams": 2}])
 def test_answers_are_held_to_their_own_schemas(
@@ -278,6 +281,7 @@ ROW = {"type": "array", "items": {"enum": [1]}, "maxItems": 2}
 LOOKING = {"title": "a", "type": "object", "properties": {"b": {"pattern": "(?!a)b"}}}
 
 
+@pytest.mark.slow
 def test_structured_output_is_right_by_construction(small_lm: WindowedLM) -> None:
     def held(llm: ChatRagWindows, schema: Any = Wall, **options: Any) -> Any:
         return llm.with_structured_output(schema, method="json_schema", **options)

@@ -105,6 +105,7 @@ for _ in range(2):
 """
 
 
+@pytest.mark.slow
 def test_glued_documents_are_told_once_with_the_line_to_write(python: Process) -> None:
     ended = python(STOCK)
     assert ended.returncode == 0, ended.stderr

@@ -287,6 +287,7 @@ def hub() -> Iterator[str]:
     server.server_close()
 
 
+@pytest.mark.slow
 def test_a_gated_model_keeps_its_page_and_the_way_in(
     hub: str, python: Process, tmp_path: Path
 ) -> None:

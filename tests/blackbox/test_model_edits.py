@@ -300,6 +300,7 @@ def test_contexts_are_read_with_autocast_and_without(encoded_so: bool) -> None:
     assert (read - expected).norm() < 0.1 * expected.norm()
 
 
+@pytest.mark.slow
 def test_a_compiled_model_is_served() -> None:
     """Windows run uncompiled: compiled code has ordinary attention in it."""
     model: PreTrainedModel = fresh()

@@ -118,6 +118,8 @@ PARTS = st.one_of(
 TEXTS = st.lists(PARTS, min_size=1, max_size=6).map("".join).filter(lambda text: text.strip())
 
 
+@pytest.mark.slow
+@pytest.mark.slow
 @settings(
     max_examples=400,
     derandomize=True,

@@ -50,6 +50,7 @@ def test_the_shipped_folder_is_what_its_card_says(reader: WindowedLM) -> None:
         assert word in card
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["sequential", "pcw", "ape"])
 def test_it_reads_eight_passages_far_better_than_a_blind_reader(
     reader: WindowedLM, method: str
@@ -76,6 +77,7 @@ def lines(name: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in text.splitlines()]
 
 
+@pytest.mark.slow
 def test_it_answers_the_sample_corpus_and_its_conversations(reader: WindowedLM) -> None:
     documents = load_documents([SAMPLES / "corpus"]).documents
     retriever = BM25Retriever(split_documents(documents))

@@ -132,6 +132,7 @@ def test_other_blank_messages_are_read(small_lm: WindowedLM) -> None:
     assert small_lm.generate(messages, TEXTS, max_new_tokens=2).token_ids
 
 
+@pytest.mark.slow
 @settings(max_examples=24, deadline=None)
 @given(
     size=st.integers(1, 40),

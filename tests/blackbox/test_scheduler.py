@@ -97,6 +97,7 @@ def alone(small_lm: WindowedLM) -> list[str]:
     return [small_lm.generate(**ASK, query=f"Question {n}?").text for n in range(6)]
 
 
+@pytest.mark.slow
 @settings(
     max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
@@ -155,6 +156,7 @@ def test_a_batch_that_an_exception_ends_leaves_nothing_behind(
     assert time.monotonic() - begun < WAIT
 
 
+@pytest.mark.slow
 def test_others_are_answered_while_a_long_question_is_encoded(
     small_lm: WindowedLM, alone: list[str]
 ) -> None:
@@ -230,6 +232,7 @@ def stalled(small_folder: Path, tmp_path: Path) -> Iterator[tuple[WindowedLM, li
         child.wait(WAIT)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(signal, "SIGSTOP"), reason="processes can't be stopped here")
 def test_nobody_waits_for_a_stopped_process_but_who_wants_the_same(
     stalled: tuple[WindowedLM, list[str]],
@@ -261,6 +264,7 @@ begun.wait(60)
 """
 
 
+@pytest.mark.slow
 def test_a_program_may_end_with_unfinished_streams(python: Process) -> None:
     ended = python(UNFINISHED)
     assert ended.returncode == 0, ended.stderr
@@ -291,6 +295,7 @@ print(type(failing.exception()).__name__)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="limits of Linux")
 def test_a_question_without_memory_fails_alone(python: Process) -> None:
     ended = python(OUT_OF_MEMORY)

@@ -47,6 +47,7 @@ def same(made: Generation, other: Generation) -> bool:
     return made.token_ids == other.token_ids
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_every_way_of_asking_gives_one_answer(name: str) -> None:
     lm = small_states.lm(name)
@@ -94,6 +95,7 @@ def test_removal_is_what_a_new_request_loses(name: str, method: str) -> None:
     test_removal.check(lm, made, passages, method)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("store", ["as computed", "int8"])
 @pytest.mark.parametrize("name", NAMES)
 def test_cached_windows_answer_alike(name: str, store: str, tmp_path: Path) -> None:
@@ -204,6 +206,7 @@ def test_scores_labels_and_guards() -> None:
     assert made.fallback.taken
 
 
+@pytest.mark.slow
 def test_a_comparison_asks_what_the_model_can_read() -> None:
     lm = small_states.lm()
     example = {"query": QUESTION, "passages": PASSAGES, "answer": "1904"}

@@ -111,6 +111,7 @@ def check_after(folder: Path, numbers: range = ALL) -> None:
     assert after.stats().entries == len(names(folder))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("work", "before", "at_most"),
     [(store, 3, None), (store, 3, 333), (make_room, 40, None), (label, 3, None)],
@@ -145,6 +146,7 @@ def test_kill_at_each_call(
         assert warned(caplog) == 0
 
 
+@pytest.mark.slow
 def test_kill_at_random_moments(tmp_path: Path) -> None:
     folder = tmp_path / "cache"
     draw = random.Random(5)
@@ -189,6 +191,7 @@ def fail(name: str, number: int) -> None:
     raise error
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("turn", range(len(ERRORS) if FULL else 1))
 @pytest.mark.parametrize("forever", [False, True], ids=["once", "from then on"])
 @pytest.mark.parametrize("work", [store, ask, maintain])

@@ -74,6 +74,7 @@ def mixed_operations(folder: Path, limit: int, seed: int, count: int) -> None:
         raise AssertionError(f"waited {longest_s} s")
 
 
+@pytest.mark.slow
 def test_mixed_operations(tmp_path: Path) -> None:
     first = tier(tmp_path)
     for number in range(NUMBERS):
@@ -105,6 +106,7 @@ def test_mixed_operations(tmp_path: Path) -> None:
     assert not list((tmp_path / "locks").iterdir())
 
 
+@pytest.mark.slow
 def test_a_stopped_holder_of_the_lock_delays_nobody_for_long(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -118,6 +118,7 @@ def in_parts(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     monkeypatch.setattr(shared, "_PART_BYTES", 2048 if number % 2 else 8 << 20)
 
 
+@pytest.mark.slow
 def test_the_tier_gives_right_entries_or_none(monkeypatch: pytest.MonkeyPatch) -> None:
     store, tier = Unreliable(1), shared.SharedTier(fresh())
     between(tier, store)
@@ -155,6 +156,7 @@ PREFIX = tuple(range(10, 15))
 WINDOWS = [tuple(range(20 + 3 * one, 24 + 4 * one)) for one in NUMBERS]
 
 
+@pytest.mark.slow
 def test_requests_get_right_windows_from_many_machines(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each round is a machine that has just started: all that it does not encode, it reads."""
     store, url = Unreliable(3), fresh()
@@ -213,6 +215,7 @@ def one_folder(folder: Path, seed: int) -> None:
         tier.remove([key_of(1)])
 
 
+@pytest.mark.slow
 def test_a_folder_that_others_remove_is_made_again(tmp_path: Path) -> None:
     children = [in_child(partial(one_folder, tmp_path, seed)) for seed in range(4)]
     assert [end_of(child) for child in children] == [0] * 4

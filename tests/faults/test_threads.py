@@ -236,6 +236,7 @@ CASES: dict[str, tuple[Callable[[], Shelf], int, int]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("eager_switching")
 @pytest.mark.parametrize("case", CASES)
 def test_16_threads_against_a_dict(case: str) -> None:

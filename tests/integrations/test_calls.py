@@ -219,6 +219,7 @@ def test_threads_and_models_of_one_engine_share_steps(kind: Callable[..., Any]) 
     assert_their_own(texts)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_batches_share_steps(kind: Callable[..., Any]) -> None:
     model = crowded(kind)
@@ -234,6 +235,7 @@ def test_batches_share_steps(kind: Callable[..., Any]) -> None:
         assert max(rows) == COUNT
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("caller", "options", "most"),
     [
@@ -264,6 +266,7 @@ def test_the_number_of_bytes_is_kept(caller: Caller) -> None:
     assert max(rows) == 4
 
 
+@pytest.mark.slow
 @EACH
 def test_what_befalls_one_leaves_the_others(caller: Caller) -> None:
     endless = Pace()

@@ -44,6 +44,7 @@ class WholeText(StoppingCriteria):
         return torch.tensor([any(one in text for one in self.strings) for text in texts])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [

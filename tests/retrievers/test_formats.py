@@ -598,6 +598,7 @@ def test_nothing_outside_is_opened(here: Path) -> None:
     assert load("a.html", f"<img src='{outside}'><iframe src='{outside}'></iframe>x").text == "x"
 
 
+@pytest.mark.slow
 def test_absurd_sheets_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     first = '<row r="1"><c r="A1"><v>1</v></c><c r="B1"><v>2</v></c></row>'
     far = '<row r="1048576"><c r="XFD1048576"><v>3</v></c></row>'
@@ -618,6 +619,7 @@ def test_absurd_sheets_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert load("a.csv", values).text.count("| 3 | 4 |") == 9
 
 
+@pytest.mark.slow
 def test_absurd_pages_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "deep in one another" in told("a.html", "<div>" * 100_000 + "x")[0][0]
     assert "deep in one another" in told("a.html", "<table><tr><td>" * 5_000 + "x")[0][0]

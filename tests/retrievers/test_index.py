@@ -285,6 +285,7 @@ def test_passages_added_without_a_model_are_embedded_later(tmp_path: Path) -> No
         _ = plain.by_meaning
 
 
+@pytest.mark.slow
 def test_a_snapshot_sees_one_moment(index: Index) -> None:
     index.add(Document("Alpha is here.", "a"))
     with index.snapshot(), ThreadPoolExecutor(1) as other:
@@ -337,6 +338,7 @@ for number in range(int(sys.argv[2]), 1000, 5):
 """
 
 
+@pytest.mark.slow
 def test_a_process_that_is_killed_leaves_whole_documents(tmp_path: Path) -> None:
     whole = len(split_document(Document("document 1 says the same in every passage. " * 40, "d")))
     seen = 0
@@ -361,6 +363,7 @@ def test_a_process_that_is_killed_leaves_whole_documents(tmp_path: Path) -> None
     assert seen
 
 
+@pytest.mark.slow
 def test_a_full_disk_loses_nothing(tmp_path: Path) -> None:
     """Files of a child may not grow beyond a bound, which is an error of writing as a full disk."""
     code = f"""

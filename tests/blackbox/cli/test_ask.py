@@ -130,6 +130,7 @@ def test_what_a_reader_should_know_is_told(run: Run, ask: Told, docs: Path, mode
     assert "No passage shares a word with the question" in none.stderr
 
 
+@pytest.mark.slow
 def test_options_reach_the_engine(ask: Told, run: Run, model: str) -> None:
     base = ask()
     changes = [
@@ -289,6 +290,7 @@ def test_a_title_that_fills_a_window_ends_no_question(ask: Told, docs: Path) -> 
     assert len(answer["passages"]) > 3
 
 
+@pytest.mark.slow
 def test_long_work_is_told_on_standard_error(
     ask: Told, docs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

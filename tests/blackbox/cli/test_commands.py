@@ -59,6 +59,7 @@ def test_a_second_question_finds_the_first_ones_windows(
     assert "not cached" in ask()["stderr"]
 
 
+@pytest.mark.slow
 def test_warm_stats_verify_prune_invalidate_clear(
     run: Run, ask: Told, model: str, docs: Path, tmp_path: Path
 ) -> None:
@@ -91,6 +92,7 @@ def test_warm_stats_verify_prune_invalidate_clear(
     assert told(run, "cache", "verify", *place)["quarantined"] == 1
 
 
+@pytest.mark.slow
 def test_the_commands_reach_a_store_that_machines_share(
     run: Run, ask: Told, model: str, docs: Path, tmp_path: Path
 ) -> None:
@@ -175,6 +177,7 @@ def examples(docs: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_a_profile_is_made_shown_drawn_and_used(
     run: Run, ask: Told, examples: Path, model: str
 ) -> None:
@@ -203,6 +206,7 @@ def test_a_profile_is_made_shown_drawn_and_used(
     assert "--profile sets the method's numbers" in numbers
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("examples")
 def test_the_sample_questions_are_the_default(run: Run) -> None:
     profile = told(run, "compare", "--limit", "8", "--device", "cpu", "--no-cache", *FAST)
@@ -230,6 +234,7 @@ def test_errors_come_before_the_model(run: Run, args: list[str], message: str) -
     assert message in refused(run, "compare", "--model", "./no-such-model", *args)
 
 
+@pytest.mark.slow
 def test_the_demo_answers_every_question_both_ways(run: Run) -> None:
     rows = told(run, "demo", "--device", "cpu")
     assert [(row["passages"], row["method"]) for row in rows] == [
@@ -242,6 +247,7 @@ def test_the_demo_answers_every_question_both_ways(run: Run) -> None:
     }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("more", [[], ["--device", "cpu"]])
 def test_the_demo_takes_another_model(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: list[str]

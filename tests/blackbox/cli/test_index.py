@@ -294,6 +294,7 @@ def test_an_index_that_another_process_writes_or_damages_is_one_line(
     assert "is damaged (" in refused(run, *asked, *where)
 
 
+@pytest.mark.slow
 def test_another_processs_index_is_read_and_written(
     python: Process, indexed: Indexed, docs: Path
 ) -> None:
@@ -309,6 +310,7 @@ def test_another_processs_index_is_read_and_written(
     assert json.loads(python(code).stdout)["added"] == ["docs/bridge.md"]
 
 
+@pytest.mark.slow
 def test_passages_are_found_by_meaning(run: Run, indexed: Indexed, docs: Path, model: str) -> None:
     embedder = ("--embedder", str(get_model_path()))
     indexed("add", "docs", *embedder)

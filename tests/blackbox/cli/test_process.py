@@ -62,6 +62,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_without_any_extra_the_command_answers_and_prints_json_alone(python: Process) -> None:
     extras = ["accelerate", "datasets", "langchain", "langchain_core", "llama_index", "lm_eval"]
     extras += ["matplotlib", "pypdf", "sacrebleu", "sentence_transformers", "spacy"]
@@ -127,6 +128,7 @@ def test_help_and_errors_of_use_do_not_wait_for_torch(args: list[str], python: P
     assert done.returncode == (2 if "ask" in args else 0)
 
 
+@pytest.mark.slow
 def test_without_standard_error_it_answers(python: Process) -> None:
     done = python(
         "import sys\nsys.stderr = None\nfrom rag_windows.cli.commands import app\n"
@@ -145,6 +147,7 @@ def test_without_a_command_it_shows_what_to_type_first(python: Process) -> None:
     assert {"--docs", "--model"} <= set(lines[2])
 
 
+@pytest.mark.slow
 def test_piped_chat_in_another_encoding(model: str, folder: Path) -> None:
     options = ("chat", "--max-new-tokens", "3")
     with command(model, folder, *options, stdin=subprocess.PIPE) as process:
@@ -154,6 +157,7 @@ def test_piped_chat_in_another_encoding(model: str, folder: Path) -> None:
     assert err == b""
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_an_answer_with_130(model: str, folder: Path) -> None:
     with command(model, folder, "ask", QUESTION, "--max-new-tokens", "700") as process:
         assert process.stdout is not None
@@ -164,6 +168,7 @@ def test_ctrl_c_ends_an_answer_with_130(model: str, folder: Path) -> None:
     assert b"Traceback" not in err
 
 
+@pytest.mark.slow
 def test_a_closed_pipe_is_no_traceback(model: str, folder: Path) -> None:
     with command(model, folder, "ask", QUESTION, "--max-new-tokens", "700") as process:
         assert process.stdout is not None
@@ -175,6 +180,7 @@ def test_a_closed_pipe_is_no_traceback(model: str, folder: Path) -> None:
     assert (process.returncode, err) == (1, b"")
 
 
+@pytest.mark.slow
 def test_a_terminal_sees_one_line_of_progress_and_a_pipe_the_json(model: str, folder: Path) -> None:
     ours, theirs = pty.openpty()
     shown = bytearray()
@@ -197,6 +203,7 @@ def test_a_terminal_sees_one_line_of_progress_and_a_pipe_the_json(model: str, fo
     assert b"so far" not in shown
 
 
+@pytest.mark.slow
 def test_chat_on_a_terminal(model: str, folder: Path) -> None:
     ours, theirs = pty.openpty()
     shown = bytearray()

@@ -55,6 +55,7 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
     return dict(load_file(folder / "adapter_model.safetensors"))
 
 
+@pytest.mark.slow
 def test_it_learns_to_answer_over_windows_as_over_the_right_one(
     lm: WindowedLM, tmp_path: Path
 ) -> None:
@@ -155,6 +156,7 @@ def test_right_passages_that_are_too_long_for_the_model_make_no_lesson(tmp_path:
     assert len((tmp_path / "questions.jsonl").read_text().splitlines()) == 2
 
 
+@pytest.mark.slow
 def test_stopped_and_continued_it_learns_the_same(lm: WindowedLM, tmp_path: Path) -> None:
     lessons = asked(lm) * 20
     whole, parts = tmp_path / "whole", tmp_path / "parts"
@@ -364,6 +366,7 @@ def command(docs: Path, base: Path, out: Path, *more: str) -> Any:
     return invoke("adapt", "--docs", docs, "--model", base, "--out", out, "--rank", "2", *more)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("asking")
 def test_the_command_writes_an_adapter_and_reports(docs: Path, base: Path, tmp_path: Path) -> None:
     out = tmp_path / "adapter"
@@ -388,6 +391,7 @@ def people(number: int) -> dict[str, Any]:
     return {"question": f"What plays {number}?", "answer": str(number), "passages": passages}
 
 
+@pytest.mark.slow
 def test_the_command_learns_from_people_s_questions(base: Path, tmp_path: Path) -> None:
     file, out = tmp_path / "questions.jsonl", tmp_path / "adapter"
     lines = [json.dumps({**people(number % 10), "id": str(number)}) for number in range(50)]
@@ -407,6 +411,7 @@ def test_the_command_learns_from_people_s_questions(base: Path, tmp_path: Path) 
     assert "8 questions;" in done.stdout.replace("\n", " ")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("asking")
 def test_the_hours_end_it_and_the_same_command_goes_on(
     docs: Path, base: Path, tmp_path: Path

@@ -63,6 +63,7 @@ def test_who_holds_more_and_has_no_more_load_is_not_ranked_behind(
             assert held >= more or fleet[index].load < fleet[other].load
 
 
+@pytest.mark.slow
 @given(question=questions(), fleet=fleets(least=1), data=st.data())
 def test_a_replica_that_is_lost_moves_its_own_questions_only(
     question: RoutedQuestion, fleet: list[Replica], data: st.DataObject

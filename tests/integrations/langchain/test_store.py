@@ -251,6 +251,7 @@ store.add_texts(["The old bridge is new."], [{"by": "another"}], ids=["new"])
 """
 
 
+@pytest.mark.slow
 def test_another_process_sees_and_changes_it(tmp_path: Path) -> None:
     lm = WindowedLM.from_pretrained("tiny-reader", cache=PassageCache("64MB"))
     store = filled(tmp_path, cache=lm)

@@ -41,6 +41,7 @@ def evaluate(tasks: Any, names: list[str], arguments: str = "", **options: Any) 
     return found
 
 
+@pytest.mark.slow
 def test_examples_in_windows_teach_and_no_examples_do_not(tasks: Any) -> None:
     names = ["made_up_labels", "made_up_answers"]
     shown = evaluate(tasks, names, ",method=ape", num_fewshot=SHOTS, limit=ASKED)
@@ -58,6 +59,7 @@ def test_examples_in_windows_teach_and_no_examples_do_not(tasks: Any) -> None:
     assert blind["config"]["rag_windows"]["requests_by_windows"] == {"0": 5 * ASKED}
 
 
+@pytest.mark.slow
 def test_answers_are_kept_by_the_harness(tasks: Any, tmp_path: Path) -> None:
     options: dict[str, Any] = {"num_fewshot": 8, "limit": 4, "use_cache": str(tmp_path / "kept")}
     names = ["made_up_labels", "made_up_answers", "made_up_text"]

@@ -81,6 +81,7 @@ async def test_tenants_share_no_windows(fresh: WindowedLM) -> None:
             assert (await call).status_code == 403
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kept", [True, False], ids=["cache", "none"])
 async def test_tenants_share_forward_passes_and_no_windows(fresh: WindowedLM, kept: bool) -> None:
     lm = fresh if kept else fresh.with_cache(None)
@@ -124,6 +125,7 @@ async def test_an_operator_is_told_when_the_shared_store_can_not_forget(lm: Wind
         )
 
 
+@pytest.mark.slow
 async def test_warm_and_forget(fresh: WindowedLM, corpus: BM25Retriever) -> None:
     async with asking(create_app(fresh, Settings(), corpus)) as client:
         warmed = await client.post("/v1/passages/warm", json={"documents": DOCUMENTS})
@@ -284,6 +286,7 @@ async def test_pages_of_the_api(client: httpx.AsyncClient) -> None:
     assert (await client.get("/docs")).status_code == 404
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no SIGTERM to wait for")
 def test_the_command(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "rag_windows.cli", "serve", "--port", "0"]
@@ -304,6 +307,7 @@ def test_the_command(tmp_path: Path) -> None:
     assert [*(tmp_path / "cache").rglob("*")]
 
 
+@pytest.mark.slow
 def test_what_the_command_refuses(tmp_path: Path) -> None:
     for arguments, told in (
         (["--api-key-file", str(tmp_path / "none")], "none"),

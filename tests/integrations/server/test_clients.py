@@ -55,6 +55,7 @@ def sdk(address: str) -> openai.OpenAI:
     return openai.OpenAI(base_url=f"{address}/v1", api_key=KEY, max_retries=0)
 
 
+@pytest.mark.slow
 def test_openai_whole(sdk: openai.OpenAI, lm: WindowedLM) -> None:
     answer = sdk.chat.completions.create(**ASKED)
     message = answer.choices[0].message

@@ -90,6 +90,7 @@ def held(lm: WindowedLM, *ids: str) -> int:
     return sum(len(tier.keys_with(named)) for tier in (lm.cache.memory, lm.cache.disk) if tier)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("given", ["", "academy.md", "*.md", "**/*.md"])
 async def test_an_edit_is_answered_and_told(
     own: WindowedLM,
@@ -144,6 +145,7 @@ def test_unreadable_files_are_told_once(
     assert told[0].startswith("academy.md")
 
 
+@pytest.mark.slow
 def test_a_folder_that_goes_and_comes(own: WindowedLM, index: Index, docs: Path) -> None:
     app = create_app(own, Settings(), index)
     with running(app, docs, docs.parent / "missing"):

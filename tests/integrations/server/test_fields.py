@@ -233,6 +233,7 @@ async def test_penalties_and_biases(client: httpx.AsyncClient, lm: WindowedLM) -
     assert forced["choices"][0]["message"]["content"] != "cheese"
 
 
+@pytest.mark.slow
 async def test_response_format(client: httpx.AsyncClient) -> None:
     schema = {"type": "object", "properties": {"a": {"enum": ["b"]}}, "required": ["a"]}
     form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}

@@ -197,6 +197,7 @@ def test_body_that_does_not_come(listening: Listen, lm: WindowedLM) -> None:
     answers(address)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", ["a", "cheese "])
 def test_document_of_a_million_characters(listening: Listen, lm: WindowedLM, text: str) -> None:
     """It is answered, or refused where the operator has a limit."""
@@ -356,6 +357,7 @@ def leave(made: socket.socket, way: str) -> None:
     made.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("way", "fields"),
     [("closed", {"stream": True}), ("half closed", {}), ("reset", {"stream": True, "n": 2})],
@@ -385,6 +387,7 @@ async def test_who_waits_in_line_leaves(listening: Listen, lm: WindowedLM, passe
         assert "rag_windows_batch_rows 1.0" in text
 
 
+@pytest.mark.slow
 async def test_slow_reader_loses_its_turn(lm: WindowedLM, passes: Passes) -> None:
     """Who asks for a stream and does not read it does not keep others from their turns."""
     app = create_app(lm, Settings(max_rows=1, idle_s=0.5))
@@ -416,6 +419,7 @@ async def test_slow_reader_loses_its_turn(lm: WindowedLM, passes: Passes) -> Non
     assert await asyncio.to_thread(passes.after) - before <= 2
 
 
+@pytest.mark.slow
 async def test_hundred_at_once(listening: Listen, lm: WindowedLM, passes: Passes) -> None:
     passes._pause_s = 0.02
     address = listening(create_app(lm, Settings(max_rows=4, most_waiting=16)))
@@ -434,6 +438,7 @@ async def test_hundred_at_once(listening: Listen, lm: WindowedLM, passes: Passes
     answers(address)
 
 
+@pytest.mark.slow
 def test_answer_has_an_end(listening: Listen, lm: WindowedLM, passes: Passes) -> None:
     address = listening(create_app(lm, Settings(timeout_s=0.6)))
     answer = httpx.post(address + CHAT, json=endless(lm), timeout=60)

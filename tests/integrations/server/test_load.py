@@ -112,6 +112,7 @@ async def test_the_end(lm: WindowedLM, endless: dict[str, Any]) -> None:
     assert "[DONE]" not in answers[1].text
 
 
+@pytest.mark.slow
 async def test_warming_ends_when_nobody_waits(
     listening: Listen, lm: WindowedLM, corpus: BM25Retriever
 ) -> None:

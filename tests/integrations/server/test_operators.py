@@ -27,6 +27,7 @@ def read_of(answer: dict[str, Any]) -> list[str]:
 # Documents that were deleted
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "passages"),
     [("zelwick-academy.md#1", 1), ("zelwick-academy.md", None), ("nothing.md", 0)],

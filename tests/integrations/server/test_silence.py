@@ -140,6 +140,7 @@ def test_openai_raises_what_went_wrong_behind_the_status(
     assert raised.value.code == "internal_error"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", [CHAT, RESPONSES])
 async def test_a_status_while_in_line(
     listening: Listen, cold: WindowedLM, gate: Gate, path: str

@@ -303,6 +303,7 @@ def test_settings_that_can_t_be_served_are_refused_by_name(
         check_engine(configured(**changes))
 
 
+@pytest.mark.slow
 def test_what_vllm_imports_needs_no_transformers_of_ours() -> None:
     code = (
         "import sys, vllm_rag_windows, vllm_rag_windows.entries, vllm_rag_windows.paged\n"

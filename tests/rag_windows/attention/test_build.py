@@ -60,6 +60,7 @@ def compiler(
     return tmp_path
 
 
+@pytest.mark.slow
 def test_a_slow_compilation_is_waited_for_by_those_who_need_it(compiler: Path) -> None:
     with ThreadPoolExecutor(3) as pool:
         slow = [pool.submit(native.kernel, *SLOW) for _ in range(3)]
@@ -76,6 +77,7 @@ def test_a_slow_compilation_is_waited_for_by_those_who_need_it(compiler: Path) -
     assert compiled(compiler) == {"-DELEMENT=0": 1, "-DELEMENT=1": 1}
 
 
+@pytest.mark.slow
 def test_many_threads_compile_each_kernel_once(compiler: Path) -> None:
     (compiler / "go").touch()
     asked = [(dtype, 16, 16) for dtype in build.ELEMENTS] * 8
@@ -150,6 +152,7 @@ def stored(compiler: Path) -> list[Path]:
     return sorted((compiler / "cache" / "kernels").glob("*"))
 
 
+@pytest.mark.slow
 def test_a_later_process_loads_what_an_earlier_one_compiled(
     compiler: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -165,6 +168,7 @@ def test_a_later_process_loads_what_an_earlier_one_compiled(
     assert len(stored(compiler)) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["torn", "empty", "changed", "a link", "open to others", "open"])
 def test_what_may_not_be_its_own_is_compiled_again(
     how: str, compiler: Path, monkeypatch: pytest.MonkeyPatch
@@ -190,6 +194,7 @@ def test_what_may_not_be_its_own_is_compiled_again(
     assert compiled(compiler) == {"-DELEMENT=0": 2}
 
 
+@pytest.mark.slow
 def test_where_nothing_can_be_stored_each_process_compiles(
     compiler: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -199,6 +204,7 @@ def test_where_nothing_can_be_stored_each_process_compiles(
     assert compiled(compiler) == {"-DELEMENT=0": 2}
 
 
+@pytest.mark.slow
 def test_what_nobody_loads_any_more_goes(compiler: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert native.kernel(*QUICK) is not None
     (old,) = stored(compiler)

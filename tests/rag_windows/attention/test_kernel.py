@@ -160,6 +160,7 @@ ASKED = st.fixed_dictionaries(
 """Of an item; its numbers are the soft cap, the temperature, and whether it is causal."""
 
 
+@pytest.mark.slow
 @settings(max_examples=40)
 @given(
     kind=st.sampled_from(KINDS),
@@ -385,6 +386,7 @@ def test_it_is_asked_first(monkeypatch: pytest.MonkeyPatch) -> None:
         torch.testing.assert_close(part, wanted, atol=5e-6, rtol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="the options are those of x86")
 @pytest.mark.parametrize("without", ["-mno-avx512bf16", "-mno-avx512f", "-mno-avx512f -mno-avx"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
@@ -415,6 +417,7 @@ def left_out(caplog: pytest.LogCaptureFixture, what: str, level: int = logging.I
     assert what in record.getMessage()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("anew", "real_compiler")
 @pytest.mark.parametrize(
     "fault", ["output", "lse", "parts", "softcap", "many rows", "causal", "NaN"]

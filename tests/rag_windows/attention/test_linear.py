@@ -48,6 +48,7 @@ def near(output: Tensor | None, input: Tensor, weight: Tensor, bias: Tensor | No
     assert ((output.double() - exact).abs() <= 1.01 * rounding + summing + smallest).all()
 
 
+@pytest.mark.slow
 @settings(max_examples=60)
 @given(
     dtype=st.sampled_from(DTYPES),

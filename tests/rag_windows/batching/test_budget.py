@@ -109,6 +109,7 @@ KINDS: dict[str, list[dict[str, Any]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "kind"),
     [*(("small", kind) for kind in KINDS), ("gemma3_text-sliding", "mixed"), ("gpt_oss", "mixed")],
@@ -123,6 +124,7 @@ def test_nothing_takes_more_than_it_was_given(most: list[int], name: str, kind: 
         assert 0 < peak.bytes <= most[0] <= 8 * peak.bytes
 
 
+@pytest.mark.slow
 def test_what_nobody_reads_any_more_is_let_go() -> None:
     """While another question is still being answered."""
     lm, seen = small.lm(), []
@@ -275,6 +277,7 @@ def test_by_default_three_quarters_of_what_is_free_can_be_had(
     assert lm.generate_batch([ASK], max_bytes="100%")
 
 
+@pytest.mark.slow
 def test_nobody_overtakes_a_large_question() -> None:
     lm = small.wrapped()
     order: list[str] = []
@@ -387,6 +390,7 @@ ARRIVALS = st.tuples(
 )
 
 
+@pytest.mark.slow
 @settings(
     max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
@@ -435,6 +439,7 @@ def test_whoever_comes_nobody_takes_what_is_not_there(
     assert not scheduler._budget.taken
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("error", "cached"),
     [(torch.OutOfMemoryError, False), (RuntimeError, False), (MemoryError, True)],

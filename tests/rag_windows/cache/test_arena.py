@@ -193,6 +193,7 @@ def test_the_cuda_kernel_asks_once_a_layer_for_all_windows_and_plans_once_for_al
     assert plans[0] is plans[1] is plans[2]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["llama", "gemma3_text-sliding", "gemma4_text", "gpt_oss"])
 def test_answers_are_the_same_with_and_without_it(
     name: str, monkeypatch: pytest.MonkeyPatch
@@ -407,6 +408,7 @@ def test_collecting_garbage_amid_any_call_does_not_wait_for_it() -> None:
     assert tier.stats().bytes == 0
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("eager_switching")
 def test_threads_that_read_while_others_evict_see_whole_windows() -> None:
     tier = arena(120)

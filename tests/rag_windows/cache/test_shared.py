@@ -388,6 +388,7 @@ def test_a_store_that_is_gone_costs_next_to_nothing(caplog: pytest.LogCaptureFix
     assert ask(lm) == (1, 4), "the prefix is here; what was invalidated is not"
 
 
+@pytest.mark.slow
 def test_a_store_that_is_quick_with_what_it_lacks_alone_is_left_alone() -> None:
     tier = filled(fresh(), range(3))
     between(tier, slow(0.5))
@@ -420,6 +421,7 @@ def test_pauses_grow_and_end_when_the_store_answers(monkeypatch: pytest.MonkeyPa
     assert pauses.may()
 
 
+@pytest.mark.slow
 def test_a_call_that_hangs_keeps_nobody() -> None:
     tier = filled(fresh(), NUMBERS)
     stuck = threading.Event()

@@ -98,6 +98,7 @@ def test_a_failed_load_is_told_to_all_and_tried_again(tmp_path: Path) -> None:
     assert shared_models.load_shared(missing).tokenizer is not None
 
 
+@pytest.mark.slow
 def test_nothing_is_kept_alive(folder: Path, loads: list[str]) -> None:
     lm = shared_models.load_shared(folder)
     gone = weakref.ref(lm), weakref.ref(lm.model)

@@ -337,6 +337,7 @@ def dynamic_model() -> LlamaForCausalLM:
     return LlamaForCausalLM(config).eval()
 
 
+@pytest.mark.slow
 def test_threads_do_not_meet_in_rotary_tables() -> None:
     model = dynamic_model()
     lm = WindowedLM.from_pretrained(model, method=PCW())
