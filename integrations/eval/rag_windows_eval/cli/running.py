@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import inspect
 import json
 import re
 import shlex
@@ -285,13 +286,13 @@ def reported(path: Path, data: str | None = None) -> report.ReportedRun:
     """Score a run again; ``data`` names its data file if that was moved."""
     folder, source = runs.RunFolder.open(path), read(path / runs.SOURCE).json(DataOptions)
     source.data = data or source.data
-    try:
-        task, manifest = source.task(), folder.manifest
-    except TypeError as error:
+    unknown = source.options.keys() - inspect.signature(_READERS[source.kind][0]).parameters.keys()
+    if unknown:
         raise DataError(
-            f"The run in {path} has options of another version of rag-windows ({error}). Run its "
-            "command again, with --fresh."
-        ) from error
+            f"The run in {path} has options of another version of rag-windows "
+            f"({', '.join(sorted(unknown))}). Run its command again, with --fresh."
+        )
+    task, manifest = source.task(), folder.manifest
     now = json.loads(json.dumps({"name": task.name, **task.settings}))
     keys = tuple(one.key for one in task.examples)
     if keys != manifest.keys or runs.differences(manifest.settings["task"], now):
