@@ -136,3 +136,21 @@ def test_more_methods_go_on_where_fewer_stopped(run: Run, tmp_path: Path, kind: 
         refused = run(*args, other)
         assert refused.exit_code == 2
         assert "other settings" in refused.stderr
+
+
+@pytest.mark.slow
+def test_what_the_passages_of_a_file_can_not_give_is_said(run: Run, tmp_path: Path) -> None:
+    data = questions(tmp_path / "q.jsonl", 2)
+    plain = tmp_path / "plain.jsonl"
+    plain.write_text(data.read_text(encoding="utf-8").replace("true", "false"), encoding="utf-8")
+    model = ("--model", "tiny-reader", "--max-new-tokens", "1", "--methods", "ape", "--limit", "1")
+
+    def said(file: Path, sizes: str) -> str:
+        result = run("eval", "passages", "--data", file, *model, "--passages", sizes, "--fresh")
+        assert result.exit_code == 0, result.stderr
+        return " ".join(result.stderr.split())
+
+    assert "1 of 1 questions bring fewer than 9 passages" in said(data, "3,9")
+    assert "1 of 1 questions mark no passage as right" in said(plain, "3,6")
+    assert "Note" not in said(data, "3,6")
+    assert "Note" not in said(plain, "6")

@@ -147,6 +147,7 @@ class PassagesTask(Task):
             prefix=PREFIX,
             behind_own_system=True,
             max_new_tokens=NEW_TOKENS,
+            notes=_notes(found, sizes),
         )
 
     def scores(
@@ -182,6 +183,26 @@ class PassagesTask(Task):
             found["cites_right"].append(cites if measured else None)
             found["cites_right_if_right"].append(cites if measured and held else None)
         return [MetricScore.mean(name, values) for name, values in found.items()]
+
+
+def _notes(questions: Sequence[PassagesQuestion], sizes: Sequence[int | None]) -> list[str]:
+    """What is not as ``--passages`` says it."""
+    notes, cut = list[str](), [size for size in sizes if size is not None]
+    if not cut:
+        return notes
+    few = sum(len(one.passages) < max(cut) for one in questions)
+    if few:
+        notes.append(
+            f"{few} of {len(questions)} questions bring fewer than {max(cut)} passages; where a "
+            "number of passages is larger than theirs, they are asked over all they bring."
+        )
+    plain = sum(len(one.passages) > min(cut) and not any(one.right) for one in questions)
+    if plain:
+        notes.append(
+            f"{plain} of {len(questions)} questions mark no passage as right, so the first ones "
+            'are read, and those with the answer may be left out. Mark them with "right": true.'
+        )
+    return notes
 
 
 _METRICS = ("contains", "exact", "f1", "not_mentioned", "cites_right", "cites_right_if_right")

@@ -120,11 +120,8 @@ class Evaluation:
         """The evaluation of a command's options; reads the data."""
         asking.check()
         conditions, task, search = compared(asking, depths), source.task(), runs.Search(**searching)
-        if missing := getattr(task, "unfound", 0):
-            tell(
-                f"Note: {missing} evidence passages are not in the corpus, so no retriever "
-                "can find them."
-            )
+        for note in task.notes:
+            tell(f"Note: {note}")
         if isinstance(task, icl.IclTask):
             for condition in conditions:
                 task.shown(condition.top_k)
