@@ -87,12 +87,15 @@ class Skipped:
         reason: why, and what to do.
         problem: whether it should have been read.
         partial: whether it is a part of a file whose other parts were read, such as pages.
+        environment: whether the reason is not in the file, as a missing package or a permission, so
+            that the file may be readable later as it is.
     """
 
     label: str
     reason: str
     problem: bool = False
     partial: bool = False
+    environment: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +125,7 @@ class DocumentFile:
         try:
             data = self._bytes()
         except OSError as error:
-            return [Skipped(self.label, _reason(error), problem=True)]
+            return [Skipped(self.label, _reason(error), problem=True, environment=True)]
         return documents_of(data, self.label, PurePath(self.path))
 
     def _bytes(self) -> bytes:
@@ -362,7 +365,8 @@ def documents_of(data: bytes, name: str, path: PurePath | None = None) -> list[D
         reason = f"not valid {error.encoding.upper()} (byte {error.start}); {advice}"
         found.append(Skipped(f"{name}:{line}", reason, problem=True))
     except (OSError, DocumentError, MissingExtraError) as error:
-        found.append(Skipped(name, _reason(error), problem=True))
+        around = not isinstance(error, DocumentError)
+        found.append(Skipped(name, _reason(error), problem=True, environment=around))
     return found
 
 
@@ -581,7 +585,7 @@ def _pdf(data: bytes, label: str, stem: str) -> Iterator[Document | Skipped]:
     except FileNotDecryptedError as error:
         raise DocumentError("it opens with a password only; save it without one") from error
     except DependencyError as error:
-        raise DocumentError(f"{error}; install that with pip") from error
+        raise MissingExtraError(f"{error}; install that with pip") from error
     except broken as error:
         raise _not_a_pdf(error) from error
     if damaged and not any(texts):

@@ -7,9 +7,16 @@ from typing import Any
 
 import pytest
 from pypdf import PageObject
+from pypdf.errors import DependencyError
 
 from rag_windows import DocumentError, InputError
-from rag_windows_retrievers import Document, load_documents, split_documents
+from rag_windows_retrievers import (
+    Document,
+    Skipped,
+    documents_of,
+    load_documents,
+    split_documents,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -277,6 +284,18 @@ def pdf(*pages: list[tuple[int, str]] | str | None, title: str = "") -> bytes:
 
 
 DRAWN = "0 0 m 100 100 l S"
+
+
+def test_what_pypdf_lacks_for_a_file_is_no_fault_of_the_file(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def lacking(*_: object) -> None:
+        raise DependencyError("cryptography>=3.1 is required for AES algorithm")
+
+    monkeypatch.setattr("pypdf.PdfReader.__init__", lacking)
+    reason = "cryptography>=3.1 is required for AES algorithm; install that with pip"
+    found = documents_of(pdf([(12, TEXT)]), "a.pdf")
+    assert found == [Skipped("a.pdf", reason, problem=True, environment=True)]
 
 
 @pytest.mark.parametrize(
