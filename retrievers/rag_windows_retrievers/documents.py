@@ -23,7 +23,7 @@ from pydantic import AliasChoices, BaseModel, Field
 from rag_windows.errors import DocumentError, InputError, MissingExtraError, require
 from rag_windows_retrievers.conversion import first_line, numbered
 from rag_windows_retrievers.formats import FORMATS, convert
-from rag_windows_retrievers.structure import structure_of
+from rag_windows_retrievers.structure import front_matter, structure_of
 
 SUFFIXES = (".txt", ".md", ".markdown", ".jsonl", ".pdf", *FORMATS)
 """Files of other suffixes are read only when named, as plain text."""
@@ -60,10 +60,10 @@ class Document:
             e-mail's subject, the first heading, the title of the first slide, a PDF file's first
             line, or the stem of the file's name.
         named: whether `id` was stated by the line itself and should survive as it is.
-        metadata: ``source`` (the file's label), a JSONL line's other keys, an e-mail's ``from``,
-            ``to``, ``cc`` and ``date``, an Office file's ``author`` and ``modified``, and a book's
-            ``author``, ``language`` and ``date``. Where the line has a ``source`` of its own, the
-            label is ``passage_source``.
+        metadata: ``source`` (the file's label), the other keys of a JSONL line or of front matter,
+            an e-mail's ``from``, ``to``, ``cc`` and ``date``, an Office file's ``author`` and
+            ``modified``, and a book's ``author``, ``language`` and ``date``. Where the line or the
+            front matter has a ``source`` of its own, the label is ``passage_source``.
         pages: of a PDF file, the character at which each page begins.
     """
 
@@ -87,12 +87,15 @@ class Skipped:
         reason: why, and what to do.
         problem: whether it should have been read.
         partial: whether it is a part of a file whose other parts were read, such as pages.
+        environment: whether the reason is not in the file, as a missing package or a permission, so
+            that the file may be readable later as it is.
     """
 
     label: str
     reason: str
     problem: bool = False
     partial: bool = False
+    environment: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +125,7 @@ class DocumentFile:
         try:
             data = self._bytes()
         except OSError as error:
-            return [Skipped(self.label, _reason(error), problem=True)]
+            return [Skipped(self.label, _reason(error), problem=True, environment=True)]
         return documents_of(data, self.label, PurePath(self.path))
 
     def _bytes(self) -> bytes:
@@ -362,7 +365,8 @@ def documents_of(data: bytes, name: str, path: PurePath | None = None) -> list[D
         reason = f"not valid {error.encoding.upper()} (byte {error.start}); {advice}"
         found.append(Skipped(f"{name}:{line}", reason, problem=True))
     except (OSError, DocumentError, MissingExtraError) as error:
-        found.append(Skipped(name, _reason(error), problem=True))
+        around = not isinstance(error, DocumentError)
+        found.append(Skipped(name, _reason(error), problem=True, environment=around))
     return found
 
 
@@ -375,11 +379,12 @@ def _documents(data: bytes, label: str, path: PurePath) -> Iterator[Document | S
     if suffix in FORMATS:
         yield from _converted(data, label, path)
         return
-    text, title = _plain_lines(_decoded(data)), ""
+    text = _plain_lines(_decoded(data))
     if suffix in (".md", ".markdown"):
-        title, text = _markdown(text)
+        yield _markdown(text, label, path.stem)
+        return
     if suffix != ".jsonl":
-        yield Document(text, label, title or path.stem, metadata=metadata)
+        yield Document(text, label, path.stem, metadata=metadata)
         return
     # Not splitlines: U+2028 and its like may stand inside a JSON string.
     for number, line in enumerate(text.split("\n"), start=1):
@@ -452,15 +457,24 @@ def count_words(text: str) -> int:
     return sum(1 for _ in words_of(text))
 
 
-def _markdown(text: str) -> tuple[str, str]:
-    """A title, of front matter or the first heading, and the text without it where it opens that.
+def _markdown(text: str, label: str, stem: str) -> Document:
+    """The document of a Markdown file; front matter that is all metadata is none of its text."""
+    front = front_matter(text)
+    body, own = text[front.end :], front.others
+    if own is None or not body.strip():
+        body, own = text, {}
+    title, rest = (front.title, body) if front.title else _headed(body)
+    return Document(rest, label, title or stem, metadata=joined(own, {"source": label}))
+
+
+def _headed(text: str) -> tuple[str, str]:
+    """The first heading as a title, and the text without it where it opens that.
 
     Every passage carries the title, so the opening heading need not stand in the first one again.
     """
-    found = structure_of(text)
-    first = next(iter(found.headings), None)
-    if found.title or first is None:
-        return found.title, text
+    first = next(iter(structure_of(text).headings), None)
+    if first is None:
+        return "", text
     rest = text[first.end :]
     opens = not text[: first.start].strip() and bool(rest.strip())
     # What the title does not say, or passages don't carry as a whole, stays in the text.
@@ -474,7 +488,7 @@ def _converted(data: bytes, label: str, path: PurePath) -> Iterator[Document | S
     for one in made.left_out:
         yield Skipped(label, _encodable(one.reason), problem=one.problem, partial=True)
     text = _encodable(_plain_lines(made.text))
-    heading, rest = _markdown(text) if made.headed else ("", text)
+    heading, rest = _headed(text) if made.headed else ("", text)
     stated = (_encodable(one or "").strip() for one in made.titles)
     title = next(filter(_is_title, filter(None, stated)), heading)
     yield Document(
@@ -581,7 +595,7 @@ def _pdf(data: bytes, label: str, stem: str) -> Iterator[Document | Skipped]:
     except FileNotDecryptedError as error:
         raise DocumentError("it opens with a password only; save it without one") from error
     except DependencyError as error:
-        raise DocumentError(f"{error}; install that with pip") from error
+        raise MissingExtraError(f"{error}; install that with pip") from error
     except broken as error:
         raise _not_a_pdf(error) from error
     if damaged and not any(texts):

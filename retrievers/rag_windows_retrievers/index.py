@@ -15,7 +15,7 @@ import time
 import weakref
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from queue import Empty, LifoQueue
 from typing import TYPE_CHECKING, Any
@@ -559,8 +559,9 @@ class Index:
     ) -> Changes:
         """Make the index hold what the files behind some paths hold now.
 
-        Only files whose size or time has changed are read. What is gone from below the paths, or
-        can't be read any more, goes from the index; documents of other paths stay.
+        Only files whose size or time has changed are read, and those that could not be read before
+        for a missing package or a permission. What is gone from below the paths, or can't be read
+        any more, goes from the index; documents of other paths stay.
 
         Args:
             paths: see `load_documents`.
@@ -975,8 +976,9 @@ class Index:
         for (file, root), ((size, modified), now), found in zip(
             files, states, contents, strict=True
         ):
-            status = size, -1 if now - modified < _FRESH_NS else modified
             skipped = [one for one in found if isinstance(one, Skipped)]
+            again = now - modified < _FRESH_NS or any(one.environment for one in skipped)
+            status = size, -1 if again else modified
             if strict and (bad := [one for one in skipped if one.problem]):
                 raise _unreadable(bad[0])
             left = out.get(file.label, ())
@@ -999,7 +1001,7 @@ class Index:
                 made = [one for one in made if one.id not in late]
                 changes = changes.and_then(self._replace(connection, file.label, made, vectors))
                 changes = changes.and_then(Changes(skipped=tuple(skipped)))
-                notes = tables.as_json([_as_dict(one) for one in skipped])
+                notes = tables.as_json([asdict(one) for one in skipped])
                 connection.execute(
                     "INSERT OR REPLACE INTO files(source, root, path, size, modified, skipped) "
                     "VALUES(?, ?, ?, ?, ?, ?)",
@@ -1141,10 +1143,6 @@ def _close(free: LifoQueue[apsw.Connection], process: int) -> None:
 
 def _sha256(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
-
-
-def _as_dict(one: Skipped) -> dict[str, Any]:
-    return {name: getattr(one, name) for name in ("label", "reason", "problem", "partial")}
 
 
 def _absolute(name: str) -> str:

@@ -5,12 +5,16 @@ A text is read as CommonMark with tables, whose conventions plain text follows, 
 
 from __future__ import annotations
 
+import json
+import math
 import re
 import tomllib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import date, time
 from itertools import pairwise
+from typing import Any
 
 import yaml
 from markdown_it import MarkdownIt
@@ -79,18 +83,31 @@ class Structure:
     """What stands in a text.
 
     Attributes:
-        title: what YAML or TOML in front of the text states; else nothing.
         headings: in their order.
         tables: in their order.
         borders: places for cuts, by the characters behind them, which begin lines.
         bound: of each heading, where it begins and where what follows it begins.
     """
 
-    title: str = ""
     headings: list[Heading] = field(default_factory=list)
     tables: list[Table] = field(default_factory=list)
     borders: dict[int, Border] = field(default_factory=dict)
     bound: list[tuple[int, int]] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class FrontMatter:
+    """YAML or TOML in front of a text.
+
+    Attributes:
+        title: what it states; else nothing.
+        end: where the text itself begins; 0 where there is no front matter.
+        others: its other keys, dates as text; None where this is not all that it says.
+    """
+
+    title: str = ""
+    end: int = 0
+    others: Mapping[str, Any] | None = None
 
 
 def structure_of(text: str) -> Structure:
@@ -107,7 +124,7 @@ class _Reader:
         self._starts = [0]
         for line in self._lines:
             self._starts.append(self._starts[-1] + len(line) + 1)
-        self.made.title, begin = _front_matter(text)
+        begin = front_matter(text).end
         front = text.count("\n", 0, begin)
         if begin:
             self._stand(range(1, front), 1)
@@ -197,23 +214,56 @@ class _Reader:
                 self._stand(lines[row + 1 : following], level + 1)
 
 
-def _front_matter(text: str) -> tuple[str, int]:
-    """The title that YAML or TOML in front of a text states, and where the text itself begins."""
+def front_matter(text: str) -> FrontMatter:
+    """What stands in front of a text whose lines end in a line feed."""
     match = _FRONT.match(text[:_FRONT_CHARS])
     if match is None:
-        return "", 0
-    try:
-        stated = (yaml.safe_load if match[1] == "---" else tomllib.loads)(match[2])
-    except (yaml.YAMLError, *_NO_YAML):
-        # Such as a title with a colon, over which other readers of front matter pass.
-        titles = _TITLE.search(match[2])
-        return (titles[1].strip("\"' ") if titles else ""), match.end() * bool(_KEY.match(match[2]))
-    between_rules = match[2].startswith("\n") if stated is None else not isinstance(stated, dict)
-    if between_rules:
-        return "", 0
-    title = (stated or {}).get("title")
-    named = isinstance(title, str | int | float) and not isinstance(title, bool)
-    return " ".join(str(title).split()) if named else "", match.end()
+        return FrontMatter()
+    kind, block = match.groups()
+    titles = _TITLE.search(block)
+    title = titles[1].strip("\"' ") if titles else ""
+    # Such as a title with a colon, over which other readers of front matter pass.
+    quoted = _TITLE.sub(lambda _: f"title: {json.dumps(title, ensure_ascii=False)}", block)
+    for one in (block, quoted):
+        try:
+            stated = (yaml.safe_load if kind == "---" else tomllib.loads)(one)
+            break
+        except (yaml.YAMLError, *_NO_YAML):
+            continue
+    else:
+        return FrontMatter(title, match.end() * bool(_KEY.match(block)))
+    # A blank line behind the first rule: what follows is a text between rules.
+    apart = block.startswith("\n")
+    if not isinstance(stated, dict) and (apart or stated is not None):
+        return FrontMatter()
+    others = dict(stated or {})
+    value = others.pop("title", None)
+    named = type(value) in (str, int, float) and _is_simple(value)
+    # Comments alone may be a heading between rules.
+    whole = bool(stated) and not apart and (named or value is None) and _are_simple(others)
+    return FrontMatter(
+        " ".join(str(value).split()) if named else "",
+        match.end(),
+        json.loads(json.dumps(others, default=str)) if whole else None,
+    )
+
+
+def _are_simple(keys: Mapping[Any, Any]) -> bool:
+    """Whether values are single ones or lists of these, and no reference multiplies them."""
+    values = [each for one in keys.values() for each in (one if isinstance(one, list) else [one])]
+    return (
+        all(isinstance(one, str) for one in keys)
+        and all(map(_is_simple, values))
+        and sum(len(one) if isinstance(one, str) else 1 for one in values) <= _FRONT_CHARS
+    )
+
+
+def _is_simple(value: object) -> bool:
+    if isinstance(value, int):
+        return value.bit_length() < 64
+    if isinstance(value, float):
+        return math.isfinite(value)
+    return value is None or isinstance(value, str | date | time)
 
 
 def _plain(content: str) -> str:

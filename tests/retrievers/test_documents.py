@@ -7,9 +7,16 @@ from typing import Any
 
 import pytest
 from pypdf import PageObject
+from pypdf.errors import DependencyError
 
 from rag_windows import DocumentError, InputError
-from rag_windows_retrievers import Document, load_documents, split_documents
+from rag_windows_retrievers import (
+    Document,
+    Skipped,
+    documents_of,
+    load_documents,
+    split_documents,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -53,15 +60,19 @@ def test_plain_text() -> None:
         ("A paragraph.\n\n---\nA rule above.", "file", None),
         ("# Only a heading", "Only a heading", None),
         # Front matter states a title, or has none; its comments are no headings.
-        ("---\n# a comment\ndraft: true\n---\n# The Bridge\nx", "The Bridge", None),
+        ("---\n# a comment\ndraft: true\n---\n# The Bridge\nx", "The Bridge", "x"),
         ("---\n# a comment\n---\n\n# The Bridge\nx", "The Bridge", None),
-        ("---\ntitle: 'The Bridge'\n---\n# Other\nx", "The Bridge", None),
-        ("---\ntitle: Halden: The Bridge\n...\n# Other\nx", "Halden: The Bridge", None),
-        ("+++\ntitle = 'The Bridge'\n+++\nx", "The Bridge", None),
+        ("---\ntitle: 'The Bridge'\n---\n# Other\nx", "The Bridge", "# Other\nx"),
+        ("---\ntitle: Halden: 橋\U0001f309\n...\n# Other\nx", "Halden: 橋\U0001f309", "# Other\nx"),
+        ("---\ntitle: 1931\n---\nx", "1931", "x"),
+        ("---\ntitle: true\n---\nx", "file", None),
+        ("---\ntitle: The Bridge\n---\n\n", "The Bridge", None),
+        ("+++\ntitle = 'The Bridge'\n+++\nx", "The Bridge", "x"),
         ("---\ntitle:\n- 1\n---\n# The Bridge\nx", "The Bridge", None),
         ("---\na: !!timestamp x\ntitle: The Bridge\n---\n# Other\nx", "The Bridge", None),
         ("---\na: !!bool x\nb: !!int ''\n---\n# The Bridge\nx", "The Bridge", None),
         ("---\n\n# The Bridge\n\n---\n\nx", "The Bridge", None),
+        ("---\n\nNote: It stands.\n\n---\n\nx", "file", None),
         # HTML
         ("<!--\n# a comment\n-->\n# The Bridge\nx", "The Bridge", None),
         # Underlined
@@ -84,6 +95,51 @@ def test_a_heading_is_the_title(text: str, title: str, body: str | None) -> None
     else:
         assert document.title == title
     assert document.text == (text if body is None else body)
+
+
+@pytest.mark.parametrize(
+    ("front", "own"),
+    [
+        ("title: The Bridge\nauthor: Ada\nyear: 1931", {"author": "Ada", "year": 1931}),
+        ("title: The Bridge\ntags: [old, 9]\nby:", {"tags": ["old", 9], "by": None}),
+        (
+            "title: The Bridge\nday: 1931-05-01\nat: [1931-05-01 10:00:00]",
+            {"day": "1931-05-01", "at": ["1931-05-01 10:00:00"]},
+        ),
+        ("title: Halden: The Bridge\ndraft: false", {"draft": False}),
+        ("source: a book\nstart: 7", {"source": "a book", "start": 7}),
+    ],
+)
+def test_front_matter_is_metadata_and_no_text(front: str, own: dict[str, object]) -> None:
+    document = load("file.md", f"---\n{front}\n---\nThe bridge stands.")
+    label = "passage_source" if "source" in own else "source"
+    assert document.text == "The bridge stands."
+    assert document.metadata == {**own, label: "file.md"}
+    (passage,) = split_documents(document)
+    assert (passage.text, passage.metadata.items() >= own.items()) == (document.text, True)
+
+
+@pytest.mark.parametrize(
+    "front",
+    [
+        "author:\n  name: Ada",
+        "tags: [[a], b]",
+        "1931: The bridge",
+        "share: .inf",
+        f"number: 0x{'f' * 5000}",
+        f"title: 0x{'f' * 5000}",
+        "data: !!binary aGVsbG8=",
+        "title: [a]",
+        "tags: &a [*a]",
+        "title: Halden: The Bridge\nauthor: 'Ada",
+        f"a: &a {'long ' * 500}\nb: &b [{'*a, ' * 2000}]\nc: *b\nd: *b",
+    ],
+)
+def test_front_matter_that_metadata_do_not_hold_stays_in_the_text(front: str) -> None:
+    text = f"---\n{front}\n---\nThe bridge stands."
+    document = load("file.md", text)
+    assert document.text == text
+    assert document.metadata == {"source": "file.md"}
 
 
 def test_a_heading_of_thousands_of_words_is_no_obstacle() -> None:
@@ -277,6 +333,18 @@ def pdf(*pages: list[tuple[int, str]] | str | None, title: str = "") -> bytes:
 
 
 DRAWN = "0 0 m 100 100 l S"
+
+
+def test_what_pypdf_lacks_for_a_file_is_no_fault_of_the_file(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def lacking(*_: object) -> None:
+        raise DependencyError("cryptography>=3.1 is required for AES algorithm")
+
+    monkeypatch.setattr("pypdf.PdfReader.__init__", lacking)
+    reason = "cryptography>=3.1 is required for AES algorithm; install that with pip"
+    found = documents_of(pdf([(12, TEXT)]), "a.pdf")
+    assert found == [Skipped("a.pdf", reason, problem=True, environment=True)]
 
 
 @pytest.mark.parametrize(

@@ -670,6 +670,12 @@ def test_damaged_files_never_raise(suffix: str) -> None:
         told(f"a{suffix}", damaged)
 
 
+def test_what_stands_between_the_first_rules_of_a_page_is_text() -> None:
+    document = load("a.html", "<hr><p>title: Zürich</p><hr><p>It has lakes.</p>")
+    assert (document.title, document.metadata) == ("a", {"source": "a.html"})
+    assert "title: Zürich" in document.text
+
+
 @pytest.mark.parametrize(
     ("suffix", "package"),
     [

@@ -12,7 +12,7 @@ import sys
 import textwrap
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -176,6 +176,57 @@ def test_a_file_that_cannot_be_read_any_more_is_reported_and_not_answered_from(
     write(docs / "halden.md", "Halden has a bridge.")
     assert index.follow(docs, strict=True).added == ("docs/halden.md",)
     assert index.skipped() == []
+
+
+def _without_a_package(monkeypatch: pytest.MonkeyPatch, path: Path) -> None:
+    monkeypatch.setitem(sys.modules, "lxml", None)
+
+
+def _without_a_permission(monkeypatch: pytest.MonkeyPatch, path: Path) -> None:
+    def read(one: Path) -> bytes:
+        if one == path:
+            raise PermissionError(13, "Permission denied")
+        return original(one)
+
+    original = Path.read_bytes
+    monkeypatch.setattr(Path, "read_bytes", read)
+
+
+@pytest.mark.parametrize(
+    ("hinder", "reason"),
+    [(_without_a_package, "needs lxml"), (_without_a_permission, "Permission denied")],
+)
+def test_a_file_is_read_as_soon_as_nothing_around_it_hinders(
+    docs: Path,
+    index: Index,
+    monkeypatch: pytest.MonkeyPatch,
+    hinder: Callable[[pytest.MonkeyPatch, Path], None],
+    reason: str,
+) -> None:
+    page = docs / "page.html"
+    write(page, "<p>The ferry sails at six.")
+    with monkeypatch.context() as patched:
+        hinder(patched, page)
+        for _ in range(2):
+            (bad,) = [one for one in index.follow(docs).skipped if one.problem]
+            assert reason in bad.reason
+            assert bad in index.skipped()
+        with pytest.raises(DocumentError, match=reason):
+            index.follow(docs, strict=True)
+    assert index.follow(docs, strict=True).added == ("docs/page.html",)
+    assert index.skipped() == []
+    assert index.follow(docs).unchanged == 4
+
+
+def test_a_damaged_file_is_not_read_again_and_again(
+    docs: Path, index: Index, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (docs / "scan.pdf").write_bytes(b"%PDF-1.4 no more")
+    for path in docs.iterdir():
+        os.utime(path, ns=(0, 1))
+    first = index.follow(docs).skipped
+    monkeypatch.delattr(Path, "read_bytes")
+    assert index.follow(docs).skipped == first
 
 
 @pytest.mark.parametrize("name", ["docs/halden.md", "docs/rows.jsonl", "z"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import re
 import sys
 from pathlib import Path
@@ -247,6 +248,20 @@ def test_the_text_of_a_pdf_is_read(
     assert 'pip install "rag-windows[pdf]"' in notes
     alone = refused(run, "ask", QUESTION, "--docs", "docs/tower.pdf", "--model", model)
     assert 'pip install "rag-windows[pdf]"' in alone
+
+
+def test_a_file_is_read_once_its_package_is_installed(
+    ask: Told, docs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (docs / "tower.pdf").write_bytes(pdf_file("The tower of Halden has nine bells."))
+    os.utime(docs / "tower.pdf", ns=(0, 1))
+    with monkeypatch.context() as patched:
+        patched.setitem(sys.modules, "pypdf", None)
+        for _ in range(2):
+            assert "- docs/tower.pdf: Reading PDF files needs pypdf" in ask()["stderr"]
+    told = ask()
+    assert "tower.pdf" not in told["stderr"]
+    assert "docs/tower.pdf#1" in [one["id"] for one in told["passages"]]
 
 
 def test_pages_that_were_not_read_are_reported(run: Run, ask: Told, docs: Path, model: str) -> None:
