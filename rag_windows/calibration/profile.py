@@ -333,6 +333,12 @@ def sign(figure: str) -> float:
     return -1.0 if figure == "divergence" else 1.0
 
 
+def formatted(figure: str, value: float) -> str:
+    """A figure as people read it, to three digits; shares are in percent, without the sign."""
+    # Zero is added because a negative zero has a sign as well.
+    return f"{value * (100 if figure == 'contains' else 1) + 0.0:.3g}"
+
+
 def varying(settings: Iterable[Method]) -> dict[str, list[float]]:
     """Numbers in which settings differ: name -> sorted values."""
     values: dict[str, set[float]] = {}
