@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
+import typer
 from rich.table import Column
 
 from rag_windows.cli import options, render
@@ -87,17 +88,26 @@ def compare(
         resolve(one)
     given = _examples(search, model, questions, limit)
     _check_count(given, by)
-    with loaded_model(model) as lm, render.progress("Comparing") as counted:
-        profile = lm.compare(
-            given,
-            named,
-            grid=grid,
-            by=None if by == "auto" else by,
-            prefix=instruction(system, model.name, lm),
-            max_new_tokens=max_new_tokens,
-            seed=seed,
-            on_progress=lambda _, done, whole: counted(done, whole or 0),
+    from rag_windows.calibration.compare import FEWEST
+
+    try:
+        with loaded_model(model) as lm, render.progress("Comparing") as counted:
+            profile = lm.compare(
+                given,
+                named,
+                grid=grid,
+                by=None if by == "auto" else by,
+                prefix=instruction(system, model.name, lm),
+                max_new_tokens=max_new_tokens,
+                seed=seed,
+                on_progress=lambda _, done, whole: counted(done, whole or 0),
+            )
+    except KeyboardInterrupt:
+        render.tell(
+            f"Stopped before {FEWEST} questions were answered with every method. Nothing was "
+            "written."
         )
+        raise typer.Abort from None
     if out is not None:
         profile.save(out)
     if plot is not None:
@@ -109,6 +119,10 @@ def compare(
     render.show_notes(profile.left_out, as_json=json)
     if out is not None and not json:
         render.show(f"Wrote {out}. Use it: --profile {out}", "dim")
+    if profile.interrupted:
+        where = "" if out is None else f" The profile of these is in {out}."
+        render.tell(f"Stopped after {profile.examples} of {len(given)} questions.{where}")
+        raise typer.Abort
 
 
 def _examples(
