@@ -648,6 +648,12 @@ class WindowedLM:
         them alike. What to take is the method that is best, unless methods that are best on some of
         the questions do worse than one prompt on the others. `Profile.verdict` says it in words.
 
+        It takes about as long as the answers do: examples times methods times the seconds of one
+        answer. An interruption (Ctrl-C) ends it earlier: once every method has answered eight
+        examples, the profile is of those that all methods have answered, without a second round;
+        its ``interrupted`` is true, and ``left_out`` says how many they are. Before that, the
+        `KeyboardInterrupt` is raised as ever.
+
         Args:
             examples: a few dozen, as `Example` or mappings with "query", "passages" and, if you
                 have them, "answer" (or "answers") and "kind". Take passages as your retriever finds

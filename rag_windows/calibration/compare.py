@@ -25,6 +25,7 @@ from rag_windows.calibration.profile import (
     ModelFingerprint,
     Profile,
     Setting,
+    formatted,
     sign,
     varying,
 )
@@ -244,14 +245,21 @@ def compare(
     if labelled:
         criteria = ("contains" if metric is None else "metric", "log-probability")
     measure = partial(work.measure, ready)
-    choice = search(coarse, base, len(ready), criteria, measure, refine=refine, seed=seed)
+    choice = search(coarse, base, criteria, measure, refine=refine, seed=seed)
+    count = len(work.table[criteria[0]][base])
+    if count < len(ready):
+        left_out.append(
+            f"{count} of {len(ready)} examples were asked, because the comparison was interrupted."
+        )
+    elif work.interrupted:
+        left_out.append("Finer settings were left out, because the comparison was interrupted.")
     tried = [*coarse, *choice.fine]
     means = {
         figure: bootstrap([rows[one] for one in tried], seed) for figure, rows in work.table.items()
     }
     first = dict(zip(tried, means[criteria[0]], strict=True))
     as_right = [one for one in tried if labelled and first[one].value >= first[base].value]
-    chosen, sentence = verdict(choice.best, base, choice.held_out, work.costs, as_right)
+    chosen, sentence = verdict(choice.best, base, choice.held_out, work.costs, count, as_right)
     return Profile(
         method=chosen,
         best=choice.best,
@@ -268,10 +276,11 @@ def compare(
             for i, one in enumerate(tried)
         ),
         held_out=choice.held_out,
-        examples=len(ready),
+        examples=count,
         folds=FOLDS,
         seed=seed,
         left_out=tuple(left_out),
+        interrupted=work.interrupted,
         model=ModelFingerprint.of(engine.model),
     )
 
@@ -306,6 +315,7 @@ class _Measuring:
     latest: dict[Hashable, EncodedContext] = field(default_factory=dict)
     encode_s: dict[Hashable, float] = field(default_factory=dict)
     timed: dict[Method, list[tuple[float | None, float, int | None]]] = field(default_factory=dict)
+    interrupted: bool = False
 
     @property
     def ends(self) -> list[int]:
@@ -400,15 +410,31 @@ class _Measuring:
         return logits[0].float().log_softmax(dim=-1)
 
     def measure(self, examples: Sequence[_Ready], settings: Sequence[Method]) -> Table:
-        """The table, with settings that were not in it yet."""
-        known = next(iter(self.table.values()), {})
+        """The table, with settings that were not in it yet.
+
+        An interruption ends all measuring. What is complete stays: every setting of the first round
+        on the examples before it, if these are at least `FEWEST`; else the interruption goes on.
+        """
+        if self.interrupted:
+            return self.table
+        known = [*next(iter(self.table.values()), {})]
         fresh = [one for one in dict.fromkeys(settings) if one not in known]
         # One after the other read what is encoded alike.
         fresh.sort(key=lambda one: (repr(_encoding(one)), one.neighbours))
         asked = list(product(enumerate(examples), fresh))
-        for (number, example), method in self._counted("Trying settings", asked):
-            for figure, value in self._figures(number, example, method).items():
-                self.table.setdefault(figure, {}).setdefault(method, []).append(value)
+        try:
+            for (number, example), method in self._counted("Trying settings", asked):
+                for figure, value in self._figures(number, example, method).items():
+                    self.table.setdefault(figure, {}).setdefault(method, []).append(value)
+        except KeyboardInterrupt:
+            first = known or fresh
+            found = [rows.get(one, ()) for rows in self.table.values() for one in first]
+            if (complete := min(map(len, found), default=0)) < FEWEST:
+                raise
+            for rows in self.table.values():
+                _cut(rows, first, complete)
+            _cut(self.timed, first, complete)
+            self.interrupted = True
         return self.table
 
     def _figures(self, number: int, ready: _Ready, method: Method) -> dict[Figure, float]:
@@ -474,6 +500,15 @@ class _Measuring:
         if method.windowed and method.recompute is None:
             read = read.narrowed(read.each, read.groups, read.scores)
         return read, self.encode_s.get(key)
+
+
+def _cut(rows: dict[Method, list[T]], methods: Sequence[Method], count: int) -> None:
+    """Leave rows of these methods only, and so many of their first entries."""
+    for method in [*rows]:
+        if method in methods:
+            del rows[method][count:]
+        else:
+            del rows[method]
 
 
 def _encoding(method: Method) -> Hashable:
@@ -566,7 +601,6 @@ class Choice:
 def search(
     coarse: Sequence[Method],
     base: Method,
-    examples: int,
     criteria: Sequence[Figure],
     measure: Callable[[Sequence[Method]], Table],
     *,
@@ -576,8 +610,10 @@ def search(
     """Choose among settings, and compare the choice with the base on held-out examples.
 
     Every fold makes the whole choice, the finer round included, on the examples outside of it.
+    Where the finer round was interrupted, no fold makes it.
     """
     table = measure(coarse)
+    examples = len(table[criteria[0]][base])
     order = torch.randperm(examples, generator=torch.Generator().manual_seed(seed)).tolist()
     folds = [order[fold::FOLDS] for fold in range(FOLDS)]
     choosing = [[one for one in range(examples) if one not in fold] for fold in folds]
@@ -586,6 +622,7 @@ def search(
     if refine:
         rounds = [finer(_best(coarse, table, some, criteria), coarse) for some in choosing]
         table = measure([one for some in rounds for one in some])
+        rounds = [[one for one in some if one in table[criteria[0]]] for some in rounds]
     fine = tuple(dict.fromkeys(one for some in rounds for one in some))
     held = [
         _best([*coarse, *own], table, some, criteria)
@@ -639,43 +676,68 @@ def verdict(
     base: Method,
     held_out: Sequence[Comparison],
     costs: Mapping[Method, Cost],
+    examples: int,
     as_right: Sequence[Method] = (),
 ) -> tuple[Method, str]:
     """What to use, by the first figure that decides, and why.
 
-    ``as_right`` are methods that answered at least as many questions right as the base.
+    ``as_right`` are methods that did at least as well as the base by the first figure.
     """
-    shown = "; ".join(
-        f"{one.figure} {one.chosen.value:.4g} against {one.base.value:.4g}, 95% interval of the "
-        f"gain {one.difference.low:.2g} to {one.difference.high:.2g}"
-        for one in held_out
-    )
     named = "one prompt" if isinstance(base, Sequential) else spelled(base)
+    as_many = "as many right answers" if held_out[0].figure == "contains" else "as good a metric"
 
     def sooner(method: Method) -> float:
         was, now = costs[base].warm_s, costs[method].warm_s
-        return was / now if was and now else 0.0
+        return round(was / now, 1) if was and now else 0.0
 
     first = next((one for one in held_out if one.difference.value), held_out[0])
-    if best == base or first.difference.value < 0:
-        why = "nothing else did better on these questions"
-        if best != base:
-            why = (
-                f"{spelled(best)} is best on all questions, but the method that is best on some of "
-                f"them does no better than {named} on the others"
-            )
-        text = f"Take {named}: {why} ({shown})."
-        quick = max(as_right, key=sooner, default=base)
-        if sooner(quick) > 1:
-            text += (
-                f" {spelled(quick)} answered as many of them right, and over encoded passages its "
-                f"first token comes {sooner(quick):.1f}x as soon."
-            )
-        return base, text
-    why = f"chosen by some of the questions, it beats {named} on the others"
-    if not first.better:
-        why = f"it is best, but its gain over {named} may be chance on so few questions"
-    text = f"Take {spelled(best)}: {why} ({shown})."
-    if sooner(best) > 1:
-        text += f" Over encoded passages its first token comes {sooner(best):.1f}x as soon."
-    return best, text
+    tie = "" if first is held_out[0] else f"{as_many} as {named}, so the "
+    check = _check(first, named, tie)
+    if first.difference.low <= 0 <= first.difference.high:
+        check += (
+            f" The interval includes 0: the difference may be chance, and {examples} questions are "
+            "too few to decide."
+        )
+    taken, quick = base, max(as_right, key=sooner, default=base)
+    over = f"If time counts, {spelled(quick)} had at least {as_many} on all questions, and over"
+    if best == base:
+        had = _had(held_out[0].figure, held_out[0].base.value)
+        text = f"Take {named}: no other method was better on these {examples} questions ({had})."
+        if len(as_right) > 1:
+            text += f" Methods with {as_many} had no higher log-probability of the right answer."
+    elif first.difference.value < 0:
+        text = (
+            f"Take {named}: {spelled(best)} was best on all {examples} questions, but a check does "
+            f"not confirm it. {check}"
+        )
+    else:
+        taken, quick, over = best, best, "Over"
+        text = f"Take {spelled(best)}: it was best on all {examples} questions. {check}"
+    if sooner(quick) > 1:
+        text += f" {over} encoded passages its first token comes {sooner(quick):.1f}x as soon."
+    return taken, text
+
+
+_HAD: Mapping[Figure, str] = {
+    "contains": "{}% right answers",
+    "metric": "a metric of {}",
+    "log-probability": "log-probability of the right answer decides, {}",
+    "divergence": "a divergence from one prompt of {}",
+}
+
+
+def _had(figure: Figure, value: float) -> str:
+    return _HAD[figure].format(formatted(figure, value))
+
+
+def _check(one: Comparison, named: str, tie: str) -> str:
+    """What chosen methods did on other questions; ``tie`` says what was equal before."""
+    values = (one.base.value, *dataclasses.astuple(one.difference))
+    was, gain, low, high = (formatted(one.figure, value) for value in values)
+    sign, points = ("%", " points") if one.figure == "contains" else ("", "")
+    nearer = "nearer 0 is better; " if one.figure in ("log-probability", "divergence") else ""
+    return (
+        "As a check, methods were chosen on three quarters of the questions and judged on the "
+        f"rest: they had {tie}{_had(one.figure, one.chosen.value)}, {named} {was}{sign} ({nearer}"
+        f"gain {gain}{points}, 95% interval {low} to {high})."
+    )

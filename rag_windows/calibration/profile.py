@@ -176,13 +176,14 @@ class Profile:
         method: what to use: `best`, unless it did worse than `base` on held-out examples.
         best: the best setting on all examples.
         base: what the others are compared with: one prompt; without right answers, "auto".
-        verdict: what to take and why, in a sentence or two with the figures.
+        verdict: what to take and why, in a few sentences with the figures.
         criteria: names of the figures that decided: the first one, and behind it what breaks ties.
         settings: every setting, in the order tried.
         held_out: one comparison for each of `criteria`.
         examples: how many examples decided.
         folds: into how many parts they were dealt for the comparison.
         left_out: what was left out and why, one sentence each.
+        interrupted: whether Ctrl-C ended the measuring early; `left_out` says what is missing.
     """
 
     method: _Method
@@ -197,6 +198,7 @@ class Profile:
     seed: _Count
     left_out: tuple[str, ...]
     model: ModelFingerprint
+    interrupted: bool = False
 
     def __post_init__(self) -> None:
         if any(set(self.criteria) - one.figures.keys() for one in self.settings):
@@ -331,6 +333,12 @@ _PROFILE = TypeAdapter(Profile)
 def sign(figure: str) -> float:
     """+1 where more is better, -1 where less is."""
     return -1.0 if figure == "divergence" else 1.0
+
+
+def formatted(figure: str, value: float) -> str:
+    """A figure as people read it, to three digits; shares are in percent, without the sign."""
+    # Zero is added because a negative zero has a sign as well.
+    return f"{value * (100 if figure == 'contains' else 1) + 0.0:.3g}"
 
 
 def varying(settings: Iterable[Method]) -> dict[str, list[float]]:

@@ -8,8 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
+import typer
 from rich.table import Column
-from rich.text import Text
 
 from rag_windows.cli import options, render
 from rag_windows.cli.corpus import SearchOptions, open_corpus
@@ -88,17 +88,26 @@ def compare(
         resolve(one)
     given = _examples(search, model, questions, limit)
     _check_count(given, by)
-    with loaded_model(model) as lm, render.progress("Comparing") as counted:
-        profile = lm.compare(
-            given,
-            named,
-            grid=grid,
-            by=None if by == "auto" else by,
-            prefix=instruction(system, model.name, lm),
-            max_new_tokens=max_new_tokens,
-            seed=seed,
-            on_progress=lambda _, done, whole: counted(done, whole or 0),
+    from rag_windows.calibration.compare import FEWEST
+
+    try:
+        with loaded_model(model) as lm, render.progress("Comparing") as counted:
+            profile = lm.compare(
+                given,
+                named,
+                grid=grid,
+                by=None if by == "auto" else by,
+                prefix=instruction(system, model.name, lm),
+                max_new_tokens=max_new_tokens,
+                seed=seed,
+                on_progress=lambda _, done, whole: counted(done, whole or 0),
+            )
+    except KeyboardInterrupt:
+        render.tell(
+            f"Stopped before {FEWEST} questions were answered with every method. Nothing was "
+            "written."
         )
+        raise typer.Abort from None
     if out is not None:
         profile.save(out)
     if plot is not None:
@@ -110,6 +119,10 @@ def compare(
     render.show_notes(profile.left_out, as_json=json)
     if out is not None and not json:
         render.show(f"Wrote {out}. Use it: --profile {out}", "dim")
+    if profile.interrupted:
+        where = "" if out is None else f" The profile of these is in {out}."
+        render.tell(f"Stopped after {profile.examples} of {len(given)} questions.{where}")
+        raise typer.Abort
 
 
 def _examples(
@@ -165,8 +178,8 @@ def _check_count(given: Sequence[Example], by: str) -> None:
         )
 
 
-_LONGEST_NAME = 32
-"""A method's longer name is folded."""
+_WIDEST = 1000
+"""Columns of the table in a pipe at most, which has no edge."""
 
 
 def _show(profile: Profile) -> None:
@@ -174,17 +187,26 @@ def _show(profile: Profile) -> None:
     ranked = profile.ranked()
     shown = [*ranked[:10], *(one for one in ranked[10:] if one.method == profile.base)]
     names = list(profile.setting(profile.base).figures)
-    heads = [*names, "cold", "warm", "again"]
-    columns = [Column(head, justify="right") for head in heads]
-    # A method's name may be copied from the table, so that columns of figures are folded first.
-    lines = [[spelled(one.method), *_marks(profile, one)] for one in shown]
-    longest = max(len(line) for own in lines for line in own)
-    method = Column("method", overflow="fold", no_wrap=longest <= _LONGEST_NAME)
-    table = render.plain_table(method, *columns)
-    for one, own in zip(shown, lines, strict=True):
-        text = Text("\n".join(own), "bold" if one.method == profile.method else "")
-        table.add_row(text, *(_mean(one, name) for name in names), *_costs(one))
-    render.console().print(table)
+    rows = [["method", *names, "cold", "warm", "again", ""]]
+    for one in shown:
+        figures = [_mean(one, name) for name in names]
+        rows.append([spelled(one.method), *figures, *_costs(one), _mark(profile, one)])
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    styles = ["bold" if one.method == profile.method else None for one in shown]
+    out = render.console(piped=_WIDEST)
+    if sum(widths) + 2 * len(widths) <= out.width:
+        method, *heads, mark = rows[0]
+        columns = [Column(head, justify="right") for head in heads]
+        table = render.plain_table(method, *columns, mark)
+        for row, style in zip(rows[1:], styles, strict=True):
+            table.add_row(*row, style=style)
+        out.print(table)
+    else:
+        # A name may be copied from here, so that it is never split.
+        render.show(_line(rows[0][1:-1], widths[1:-1]), "bold")
+        for (name, *figures, mark), style in zip(rows[1:], styles, strict=True):
+            render.show(f"{name}  ({mark})" if mark else name, "bold")
+            render.show(_line(figures, widths[1:-1]), style)
     render.show(
         f"{profile.examples} questions, {len(ranked)} methods; 95% confidence intervals in "
         "brackets. The first token comes after so many seconds when nothing is encoded (cold; "
@@ -195,10 +217,16 @@ def _show(profile: Profile) -> None:
     render.show(profile.verdict, "bold")
 
 
+def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
+    return "  ".join(map(str.rjust, cells, widths))
+
+
 def _mean(setting: Setting, name: Figure) -> str:
-    mean, unit = setting.figures[name], 100 if name == "contains" else 1
-    low, value, high = (f"{one * unit:.3g}" for one in (mean.low, mean.value, mean.high))
-    return f"{value}{'%' if unit == 100 else ''} ({low} to {high})"
+    from rag_windows.calibration.profile import formatted
+
+    mean = setting.figures[name]
+    low, value, high = (formatted(name, one) for one in (mean.low, mean.value, mean.high))
+    return f"{value}{'%' if name == 'contains' else ''} ({low} to {high})"
 
 
 def _costs(setting: Setting) -> list[str]:
@@ -207,6 +235,6 @@ def _costs(setting: Setting) -> list[str]:
     return [*seconds, "" if cost.tokens is None else f"{cost.tokens:,}"]
 
 
-def _marks(profile: Profile, setting: Setting) -> list[str]:
-    marks = ("(take this)", profile.method), ("(the baseline)", profile.base)
-    return [text for text, method in marks if method == setting.method]
+def _mark(profile: Profile, setting: Setting) -> str:
+    marks = ("take this", profile.method), ("the baseline", profile.base)
+    return ", ".join(text for text, method in marks if method == setting.method)

@@ -104,9 +104,12 @@ def _names_file(word: str) -> bool:
     return os.path.exists(word) or bool(re.search(r"[/\\*]|\w\.\w{1,5}$", word))
 
 
-def console() -> Console:
-    """Standard output, where nothing in a text is taken for markup."""
-    width = None if sys.stdout.isatty() or "COLUMNS" in os.environ else 120
+def console(piped: int = 120) -> Console:
+    """Standard output, where nothing in a text is taken for markup.
+
+    ``piped`` is the width where nothing else says one.
+    """
+    width = None if sys.stdout.isatty() or "COLUMNS" in os.environ else piped
     return Console(width=width, markup=False, highlight=False, emoji=False)
 
 

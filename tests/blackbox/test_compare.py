@@ -252,6 +252,76 @@ def test_progress_is_told_to_its_end() -> None:
     assert told[-1] == ("Trying settings", 32, 32)
 
 
+def interrupting(what: str, after: int) -> Any:
+    """An `on_progress` that is interrupted once so much of a step is done."""
+
+    def on_progress(step: str, done: int, whole: int) -> None:
+        if step == what and done == after:
+            raise KeyboardInterrupt
+
+    return on_progress
+
+
+@pytest.mark.slow
+def test_an_interruption_keeps_what_every_method_has_answered() -> None:
+    given = examples(12, labelled=True)
+    given[9] = replace(given[9], passages=[*given[9].passages, "stone field " * 10])
+    # In the middle of the tenth example, of four settings each.
+    stopped = compare(given, on_progress=interrupting("Trying settings", 9 * 4 + 2), refine=True)
+    whole = compare(given[:9])
+    assert (stopped.interrupted, whole.interrupted) == (True, False)
+    assert stopped.left_out == (
+        "9 of 12 examples were asked, because the comparison was interrupted.",
+    )
+    assert "9 questions" in stopped.verdict
+    costs = [[one.cost.tokens for one in made.settings] for made in (stopped, whole)]
+    assert costs[0] == costs[1]
+    assert replace(stopped, left_out=(), interrupted=False, verdict=whole.verdict) == whole
+
+
+def test_an_interruption_inside_an_answer_keeps_the_same() -> None:
+    judged: list[str] = []
+
+    def metric(prediction: str, answer: str) -> float:
+        judged.append(answer)
+        if len(judged) == 8 * 2 + 2:
+            raise KeyboardInterrupt
+        return float(len(prediction))
+
+    made = compare(examples(12, labelled=True), metric=metric, methods=["pcw"], max_new_tokens=1)
+    assert (made.examples, made.interrupted) == (8, True)
+
+
+@pytest.mark.slow
+def test_an_interruption_of_the_second_round_keeps_the_first() -> None:
+    given = examples(each=8)
+    rounds: list[int] = []
+
+    def on_progress(step: str, done: int, whole: int) -> None:
+        if step == "Trying settings" and done == 0:
+            rounds.append(whole)
+        if len(rounds) == 2 and done == 1:
+            raise KeyboardInterrupt
+
+    made = compare(given, on_progress=on_progress, refine=True)
+    assert rounds[1] > 0
+    assert made.left_out == (
+        "Finer settings were left out, because the comparison was interrupted.",
+    )
+    whole = compare(given)
+    # The verdict has seconds as well.
+    assert replace(made, left_out=(), interrupted=False, verdict=whole.verdict) == whole
+
+
+@pytest.mark.parametrize("after", [0, 8 * 2 - 1])
+def test_an_interruption_before_there_is_a_profile_is_raised(after: int) -> None:
+    shortest: dict[str, Any] = {"methods": ["pcw"], "max_new_tokens": 1}
+    with pytest.raises(KeyboardInterrupt):
+        compare(examples(9), on_progress=interrupting("Trying settings", after), **shortest)
+    with pytest.raises(KeyboardInterrupt):
+        compare(examples(9), on_progress=interrupting("Reading the examples", 8), **shortest)
+
+
 @pytest.mark.slow
 def test_what_one_prompt_answers_worse_is_told(reader: WindowedLM) -> None:
     """The shipped model was trained on 8 passages in one prompt, and reads more of them apart."""
@@ -261,7 +331,8 @@ def test_what_one_prompt_answers_worse_is_told(reader: WindowedLM) -> None:
     assert made.base == Sequential()
     assert made.method == made.best in (APE(), PCW())
     assert made.held_out[0].better
-    assert "chosen by some of the questions, it beats one prompt on the others" in made.verdict
+    assert "judged on the rest: they had " in made.verdict
+    assert "includes 0" not in made.verdict
     assert made.setting(made.method).figures["contains"].value > 0.8
     costs = [made.setting(one).cost for one in (made.base, made.method)]
     assert [one.tokens == 0 for one in costs] == [False, True]
@@ -361,7 +432,7 @@ def test_a_profile_comes_back_as_it_was_saved(tmp_path: Path) -> None:
     assert (data["version"], data["model"]["name"]) == (2, "some/model")
     assert data.keys() == {
         *("format", "version", "model", "method", "best", "base", "verdict", "criteria"),
-        *("examples", "folds", "seed", "left_out", "held_out", "settings"),
+        *("examples", "folds", "seed", "left_out", "held_out", "settings", "interrupted"),
     }
     assert data["held_out"][0].keys() == {"figure", "chosen", "base", "difference"}
     assert data["settings"][0]["cost"].keys() == {"cold_s", "warm_s", "tokens"}

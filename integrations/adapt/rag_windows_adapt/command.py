@@ -329,16 +329,19 @@ def _report(
         max_window_tokens=lm.max_window_tokens,
         window_adapter=folder,
     )
-    profiles = [
-        one.compare(
+    profiles = []
+    for one in (lm, adapted):
+        profile = one.compare(
             examples,
             ["sequential", METHOD],
             metric=None if labelled else overlap,
             prefix=plan.instruction,
             seed=plan.seed,
         )
-        for one in (lm, adapted)
-    ]
+        # Figures of different questions can't stand beside each other.
+        if profile.interrupted:
+            raise KeyboardInterrupt
+        profiles.append(profile)
     windows = resolve(METHOD).name
     before, after = ({one.method.name: one for one in profile.settings} for profile in profiles)
     return [

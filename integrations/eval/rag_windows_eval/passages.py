@@ -33,7 +33,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from rag_windows.calibration import bag_f1, chatrag_words, contains
 from rag_windows.errors import DataError
 from rag_windows.passage import Passage
-from rag_windows_eval.files import Name, SourceFile, read, validated
+from rag_windows_eval.files import Name, SourceFile, read, shown, validated
 from rag_windows_eval.task import AnswerRecord, MetricScore, Reference, Task, TaskExample
 
 PREFIX = "Answer the question with a short phrase, using the documents."
@@ -394,13 +394,13 @@ def questions_of(source: SourceFile) -> Iterator[PassagesQuestion]:
         kind = next((kind for field, kind in _FORMATS.items() if field in row), None)
         if kind is None:
             raise DataError(
-                f"{place}: The question brings no passages. Give it one of the fields "
-                f"{', '.join(_FORMATS)}."
+                f"{place}: The question brings no passages in its fields {shown([*row])}. Give it "
+                f'"question", "answer" (or "answers") and one of the fields {", ".join(_FORMATS)}.'
             )
         read_row = validated(kind, json.dumps(row), place)
         marked = read_row.marked()
         if not read_row.rights or not marked:
-            lacks = "passages" if read_row.rights else "right answer"
+            lacks = "passages" if read_row.rights else 'right answer in "answer" or "answers"'
             raise DataError(f"{place}: The question has no {lacks}. Add one, or leave it out.")
         key = read_row.id if read_row.id is not None and read_row.id not in keys else str(number)
         keys.add(key)

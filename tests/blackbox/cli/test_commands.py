@@ -12,7 +12,10 @@ from typing import Any
 import pytest
 from huggingface_hub import constants
 
-from rag_windows import APE, METHODS, Auto, MateICL, Profile, WindowedLM
+from rag_windows import APE, METHODS, Auto, MateICL, Profile, Sequential, WindowedLM
+from rag_windows.calibration import Cost, Mean, ModelFingerprint, Setting
+from rag_windows.calibration.profile import Figure
+from rag_windows.methods import resolve
 from tests.blackbox.cli.conftest import INSTRUCTION, QUESTION, Told, refused
 from tests.blackbox.conftest import ROOT, Run
 from tests.rag_windows import small
@@ -204,6 +207,85 @@ def test_a_profile_is_made_shown_drawn_and_used(
     assert "No such file" in refused(run, *question, "none.json")
     numbers = refused(run, *question, "profile.json", "--rag-scale", "0.5")
     assert "--profile sets the method's numbers" in numbers
+
+
+LONG = "ensemble:weights=entropy,pooling=minimum,beta=0.25"
+
+
+def measured(interrupted: bool = False) -> Profile:
+    """A comparison's result with a long name and wide figures, made by hand."""
+    figures: dict[Figure, Mean] = {
+        "contains": Mean(10 / 12, 7 / 12, 1.0),
+        "log-probability": Mean(-12.345, -23.456, -1.2345),
+    }
+    cost = Cost(12.345, 0.12345, 1234)
+    methods = [resolve(LONG), Auto(), Sequential()]
+    return Profile(
+        method=methods[0],
+        best=methods[0],
+        base=methods[2],
+        verdict="Take it.",
+        criteria=("contains", "log-probability"),
+        settings=tuple(Setting(one, figures, cost=cost) for one in methods),
+        held_out=(),
+        examples=9,
+        folds=4,
+        seed=0,
+        left_out=(),
+        model=ModelFingerprint("some/model", "ab" * 32),
+        interrupted=interrupted,
+    )
+
+
+COMPARE = ("compare", "--model", "tiny-reader", "--no-cache")
+
+
+@pytest.mark.parametrize("width", [None, 80, 40])
+def test_names_of_methods_are_whole_at_any_width(
+    run: Run, monkeypatch: pytest.MonkeyPatch, width: int | None
+) -> None:
+    monkeypatch.setattr(WindowedLM, "compare", lambda *_, **__: measured())
+    if width is not None:
+        monkeypatch.setenv("COLUMNS", str(width))
+    lines = run(*COMPARE).stdout.splitlines()
+    long, auto, one_prompt = (
+        next(line for line in lines if line.startswith(name))
+        for name in (LONG, "auto", "sequential")
+    )
+    figures = r"83\.3% \(58\.3 to 100\) +-12\.3 \(-23\.5 to -1\.23\) +12\.3 s +0\.123 s +1,234"
+    if width is None:
+        for line, mark in ((long, "take this"), (auto, ""), (one_prompt, "the baseline")):
+            assert re.fullmatch(rf"\S+ +{figures} *{mark} *", line)
+        assert len(lines) == 6
+    else:
+        assert (long, auto) == (f"{LONG}  (take this)", "auto")
+        assert one_prompt == "sequential  (the baseline)"
+        assert all(re.fullmatch(figures, lines[place].strip()) for place in (2, 4, 6))
+        assert max(map(len, lines[:7])) <= 80
+
+
+@pytest.mark.parametrize("out", [(), ("--out", "profile.json")])
+@pytest.mark.usefixtures("docs")
+def test_ctrl_c_leaves_what_was_compared(
+    run: Run, monkeypatch: pytest.MonkeyPatch, out: tuple[str, ...]
+) -> None:
+    monkeypatch.setattr(WindowedLM, "compare", lambda *_, **__: measured(interrupted=True))
+    stopped = run(*COMPARE, *out)
+    assert (stopped.exit_code, "Take it." in stopped.stdout) == (130, True)
+    (line,) = stopped.stderr.splitlines()
+    kept = " The profile of these is in profile.json." if out else ""
+    assert line == f"Stopped after 9 of 50 questions.{kept}"
+    assert Path("profile.json").exists() == bool(out)
+
+    def interrupt(*_: Any, **__: Any) -> Profile:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(WindowedLM, "compare", interrupt)
+    early = run(*COMPARE, "--out", "other.json")
+    assert (early.exit_code, early.stdout) == (130, "")
+    (line,) = early.stderr.splitlines()
+    assert line.startswith("Stopped before 8 questions were answered with every method. Nothing")
+    assert not Path("other.json").exists()
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import cycle
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -414,7 +415,7 @@ def test_the_command_learns_from_people_s_questions(base: Path, tmp_path: Path) 
 @pytest.mark.slow
 @pytest.mark.usefixtures("asking")
 def test_the_hours_end_it_and_the_same_command_goes_on(
-    docs: Path, base: Path, tmp_path: Path
+    docs: Path, base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "adapter"
     given = ("--questions", "12", "--passages", "3")
@@ -423,6 +424,12 @@ def test_the_hours_end_it_and_the_same_command_goes_on(
     told = json.loads(first.stdout)
     assert not told["finished"]
     assert 0 < told["questions"] < 12
+    with monkeypatch.context() as patch:
+        # A comparison that was interrupted may have asked other questions than the next one.
+        interrupted = SimpleNamespace(interrupted=True)
+        patch.setattr(WindowedLM, "compare", lambda *_, **__: interrupted)
+        stopped = command(docs, base, out, *given, "--hours", "0", "--json")
+        assert (stopped.exit_code, stopped.stdout) == (130, "")
     second = json.loads(command(docs, base, out, *given, "--json").stdout)
     assert second["finished"]
     assert second["questions"] >= 12

@@ -191,8 +191,15 @@ def test_metrics(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ({"question": "Who?", "answer": "Ada"}, "line 1: The question brings no passages"),
-        ({**PLAIN, "answers": [" "]}, "line 1: The question has no right answer"),
+        (
+            {"q": "Who?", "a": "Ada"},
+            r"line 1: The question brings no passages in its fields \['q', 'a'\]\. Give it "
+            r'"question", "answer" \(or "answers"\) and one of the fields passages, ctxs',
+        ),
+        (
+            {**PLAIN, "answers": [" "]},
+            'line 1: The question has no right answer in "answer" or "answers"',
+        ),
         ({**PLAIN, "passages": []}, "line 1: The question has no passages"),
         ({**PLAIN, "passages": [{"title": "Ada"}]}, "line 1, passages 1, text: Field required"),
         ({**PLAIN, "question": 3}, "line 1, question: it must be a text"),

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from rag_windows import APE, PCW, DeepThinking, InputError, MateICL, Method
-from rag_windows.calibration import Cost, compare
+from rag_windows import APE, PCW, Auto, DeepThinking, InputError, MateICL, Method, Sequential
+from rag_windows.calibration import Comparison, Cost, Mean, compare
 
 GRID = compare.ape_grid((0.5, 0.7, 0.9), (0.5, 0.7, 0.9))
 DEFAULT = APE(0.9, 0.9)
@@ -17,10 +17,9 @@ DEFAULT = APE(0.9, 0.9)
 
 def searched(table: Any, criteria: Sequence[Any] = ("divergence",), **options: Any) -> Any:
     """The search over `GRID`; a table, or what measures settings into one."""
-    examples = options.pop("examples", 24)
     measure = table if callable(table) else lambda _: table
     options = {"refine": True, "seed": 0, **options}
-    return compare.search(GRID, DEFAULT, examples, criteria, measure, **options)
+    return compare.search(GRID, DEFAULT, criteria, measure, **options)
 
 
 def around(place: tuple[float, float], noise: float) -> Any:
@@ -46,9 +45,10 @@ def test_a_better_setting_is_found_between_the_coarse_ones() -> None:
     assert held_out.chosen.value < held_out.base.value
     assert held_out.difference.value == pytest.approx(0.5, abs=0.02)
     costs = {choice.best: Cost(2.0, 0.5), DEFAULT: Cost(2.0, 2.0)}
-    taken, sentence = compare.verdict(choice.best, DEFAULT, choice.held_out, costs)
+    taken, sentence = compare.verdict(choice.best, DEFAULT, choice.held_out, costs, 24)
     assert taken == choice.best
-    assert "chosen by some of the questions, it beats ape on the others" in sentence
+    assert "it was best on all 24 questions. As a check, methods were chosen on three" in sentence
+    assert "includes 0" not in sentence
     assert sentence.endswith("Over encoded passages its first token comes 4.0x as soon.")
     assert searched(around((0.6, 0.7), noise=0.01), refine=False).best in GRID
 
@@ -58,10 +58,71 @@ def test_noise_alone_does_not_beat_the_base(seed: int) -> None:
     choice = searched(around((0.9, 0.9), noise=20.0), seed=seed)
     assert choice.best != DEFAULT  # the luckiest of many
     costs = dict.fromkeys((choice.best, DEFAULT), Cost())
-    taken, sentence = compare.verdict(choice.best, DEFAULT, choice.held_out, costs)
+    taken, sentence = compare.verdict(choice.best, DEFAULT, choice.held_out, costs, 24)
     worse = choice.held_out[0].difference.value < 0
     assert taken == (DEFAULT if worse else choice.best)
-    assert ("does no better than" if worse else "may be chance on so few questions") in sentence
+    assert ("a check does not confirm it" in sentence) == worse
+    assert "may be chance, and 24 questions are too few to decide" in sentence
+
+
+def compared(figure: Any, chosen: float, base: float, low: float, high: float) -> Comparison:
+    middle = chosen - base
+    means = (Mean(chosen, chosen, chosen), Mean(base, base, base), Mean(middle, low, high))
+    return Comparison(figure, *means)
+
+
+LIKELIER = compared("log-probability", -1.2, -1.9, 0.29, 1.1)
+
+
+@pytest.mark.parametrize(
+    ("best", "held_out", "says"),
+    [
+        (
+            Sequential(),
+            [compared("contains", 0.75, 0.75, 0.0, 0.0), LIKELIER],
+            "Take one prompt: no other method was better on these 12 questions (75% right "
+            "answers). Methods with as many right answers had no higher log-probability of the "
+            "right answer.",
+        ),
+        (
+            Auto(),
+            [compared("contains", 0.75, 10 / 12, -0.25, 1 / 12), LIKELIER],
+            "Take one prompt: auto was best on all 12 questions, but a check does not confirm it. "
+            "As a check, methods were chosen on three quarters of the questions and judged on the "
+            "rest: they had 75% right answers, one prompt 83.3% (gain -8.33 points, 95% interval "
+            "-25 to 8.33). The interval includes 0: the difference may be chance, and 12 questions "
+            "are too few to decide.",
+        ),
+        (
+            Auto(),
+            [compared("contains", 1.0, 0.5, 0.25, 0.75), LIKELIER],
+            "Take auto: it was best on all 12 questions. As a check, methods were chosen on three "
+            "quarters of the questions and judged on the rest: they had 100% right answers, one "
+            "prompt 50% (gain 50 points, 95% interval 25 to 75).",
+        ),
+        (
+            Auto(),
+            [compared("contains", 0.75, 0.75, -0.1, 0.1), LIKELIER],
+            "Take auto: it was best on all 12 questions. As a check, methods were chosen on three "
+            "quarters of the questions and judged on the rest: they had as many right answers as "
+            "one prompt, so the log-probability of the right answer decides, -1.2, one prompt -1.9 "
+            "(nearer 0 is better; gain 0.7, 95% interval 0.29 to 1.1).",
+        ),
+    ],
+)
+def test_the_verdict_says_what_was_compared_and_what_decided(
+    best: Method, held_out: list[Comparison], says: str
+) -> None:
+    base = Sequential()
+
+    def said(seconds: float) -> str:
+        costs = {base: Cost(2.0, 2.0), Auto(): Cost(2.0, seconds)}
+        return compare.verdict(best, base, held_out, costs, 12, [base, Auto()])[1]
+
+    assert said(2.0) == said(1.97) == says  # no word of a first token that comes 1.0x as soon
+    sooner = said(0.5).removeprefix(says)
+    assert sooner.endswith("ver encoded passages its first token comes 4.0x as soon.")
+    assert sooner.startswith(" Over" if says.startswith("Take auto") else " If time counts, auto")
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -84,7 +145,7 @@ def test_folds_never_judge_what_they_chose() -> None:
     # the fold that holds the last one is judged by it.
     table: dict[str, Any] = {"divergence": {one: [1.0] * 8 for one in GRID}}
     table["divergence"][APE(0.5, 0.5)] = [0.0] * 7 + [9.0]
-    choice = searched(table, refine=False, seed=1, examples=8)
+    choice = searched(table, refine=False, seed=1)
     assert choice.held_out[0].chosen.value == pytest.approx((6 * 1.0 + 0.0 + 9.0) / 8)
 
 
@@ -95,9 +156,9 @@ def test_the_later_criterion_decides_between_equals_only() -> None:
         "contains": {one: [a, b] for one, (a, b, _) in scores.items()},
         "log-probability": {one: [c, c] for one, (_, _, c) in scores.items()},
     }
-    options = {"refine": False, "examples": 2}
-    assert searched(table, ("contains", "log-probability"), **options).best == GRID[1]
-    assert searched(table, ("contains",), **options).best == GRID[0]
+    decided = searched(table, ("contains", "log-probability"), refine=False)
+    assert decided.best == GRID[1]
+    assert searched(table, ("contains",), refine=False).best == GRID[0]
 
 
 def test_methods_are_tried_over_grids_of_their_numbers() -> None:
