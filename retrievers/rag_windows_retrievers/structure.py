@@ -42,6 +42,17 @@ _TITLE = re.compile(r"^title[ \t]*[:=][ \t]*(.+)$", re.MULTILINE)
 _NO_YAML = (AttributeError, LookupError, RecursionError, TypeError, ValueError)
 """What PyYAML raises for some values, besides errors of its own."""
 
+_MOST_BRACKETS = 200
+"""In front matter; PyYAML takes seconds for thousands within each other."""
+
+_BOOKKEEPING = frozenset(
+    "alias aliases author authors cssclass cssclasses categories category created creator date "
+    "draft icon id image keywords lang language last_modified lastmod layout license modified "
+    "nav_order order parent permalink publish published redirect_from reviewed sidebar_position "
+    "slug status tag tags template toc type uid updated url uuid version weight".split()
+)
+"""Keys that say nothing of the subject, by which front matter is told from prose between rules."""
+
 _LETTERS, _DIGITS = re.compile(r"[^\W\d_]+"), re.compile(r"\d+")
 _TELLING = re.compile(r"\W*0\W[\W0]*|[^\w\"'“‘(]+|[\[<{].*")
 _WIDE = re.compile("[぀-ヿ㐀-䶿一-鿿]")
@@ -217,7 +228,7 @@ class _Reader:
 def front_matter(text: str) -> FrontMatter:
     """What stands in front of a text whose lines end in a line feed."""
     match = _FRONT.match(text[:_FRONT_CHARS])
-    if match is None:
+    if match is None or match.end() == _FRONT_CHARS:
         return FrontMatter()
     kind, block = match.groups()
     titles = _TITLE.search(block)
@@ -226,7 +237,7 @@ def front_matter(text: str) -> FrontMatter:
     quoted = _TITLE.sub(lambda _: f"title: {json.dumps(title, ensure_ascii=False)}", block)
     for one in (block, quoted):
         try:
-            stated = (yaml.safe_load if kind == "---" else tomllib.loads)(one)
+            stated = _stated(one) if kind == "---" else tomllib.loads(one)
             break
         except (yaml.YAMLError, *_NO_YAML):
             continue
@@ -241,11 +252,19 @@ def front_matter(text: str) -> FrontMatter:
     named = type(value) in (str, int, float) and _is_simple(value)
     # Comments alone may be a heading between rules.
     whole = bool(stated) and not apart and (named or value is None) and _are_simple(others)
+    whole = whole and all(key.lower().replace("-", "_") in _BOOKKEEPING for key in others)
     return FrontMatter(
         " ".join(str(value).split()) if named else "",
         match.end(),
         json.loads(json.dumps(others, default=str)) if whole else None,
     )
+
+
+def _stated(block: str) -> Any:
+    """YAML with every single value as text, as no type of it is worth a surprise."""
+    if len(re.findall(r"[\[{]", block)) > _MOST_BRACKETS:
+        raise ValueError("more brackets than front matter has")
+    return yaml.load(block, yaml.BaseLoader)  # noqa: S506  # it makes nothing but text and lists
 
 
 def _are_simple(keys: Mapping[Any, Any]) -> bool:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +66,7 @@ def test_plain_text() -> None:
         ("---\ntitle: 'The Bridge'\n---\n# Other\nx", "The Bridge", "# Other\nx"),
         ("---\ntitle: Halden: 橋\U0001f309\n...\n# Other\nx", "Halden: 橋\U0001f309", "# Other\nx"),
         ("---\ntitle: 1931\n---\nx", "1931", "x"),
-        ("---\ntitle: true\n---\nx", "file", None),
+        ("---\ntitle: true\n---\nx", "true", "x"),
         ("---\ntitle: The Bridge\n---\n\n", "The Bridge", None),
         ("+++\ntitle = 'The Bridge'\n+++\nx", "The Bridge", "x"),
         ("---\ntitle:\n- 1\n---\n# The Bridge\nx", "The Bridge", None),
@@ -100,21 +101,19 @@ def test_a_heading_is_the_title(text: str, title: str, body: str | None) -> None
 @pytest.mark.parametrize(
     ("front", "own"),
     [
-        ("title: The Bridge\nauthor: Ada\nyear: 1931", {"author": "Ada", "year": 1931}),
-        ("title: The Bridge\ntags: [old, 9]\nby:", {"tags": ["old", 9], "by": None}),
+        ("title: The Bridge\nauthor: Ada\nVersion: 1931", {"author": "Ada", "Version": "1931"}),
+        ("title: The Bridge\ntags: [old, 9]\nlang:", {"tags": ["old", "9"], "lang": ""}),
         (
-            "title: The Bridge\nday: 1931-05-01\nat: [1931-05-01 10:00:00]",
-            {"day": "1931-05-01", "at": ["1931-05-01 10:00:00"]},
+            "title: The Bridge\ndate: 1931-05-01\nupdated: [1931-05-01 10:00:00]",
+            {"date": "1931-05-01", "updated": ["1931-05-01 10:00:00"]},
         ),
-        ("title: Halden: The Bridge\ndraft: false", {"draft": False}),
-        ("source: a book\nstart: 7", {"source": "a book", "start": 7}),
+        ("title: Halden: The Bridge\ndraft: false", {"draft": "false"}),
     ],
 )
 def test_front_matter_is_metadata_and_no_text(front: str, own: dict[str, object]) -> None:
     document = load("file.md", f"---\n{front}\n---\nThe bridge stands.")
-    label = "passage_source" if "source" in own else "source"
     assert document.text == "The bridge stands."
-    assert document.metadata == {**own, label: "file.md"}
+    assert document.metadata == {**own, "source": "file.md"}
     (passage,) = split_documents(document)
     assert (passage.text, passage.metadata.items() >= own.items()) == (document.text, True)
 
@@ -123,11 +122,21 @@ def test_front_matter_is_metadata_and_no_text(front: str, own: dict[str, object]
     "front",
     [
         "author:\n  name: Ada",
+        "Warning: the pump must be off.",
+        "title: The Bridge\nsummary: It was built in 1931.",
+        "page: about",
+        "source: a book",
+        f"x: 1{':00' * 200}.5",
+        "a: &a {k: 1}\n"
+        + "\n".join(
+            f"{key}: &{key}\n  <<: [{', '.join([f'*{before}'] * 20)}]"
+            for before, key in pairwise("abcdefghijkl")
+        ),
+        f"tags: {'[' * 9000}",
         "tags: [[a], b]",
         "1931: The bridge",
         "share: .inf",
         f"number: 0x{'f' * 5000}",
-        f"title: 0x{'f' * 5000}",
         "data: !!binary aGVsbG8=",
         "title: [a]",
         "tags: &a [*a]",
