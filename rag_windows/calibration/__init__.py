@@ -15,7 +15,7 @@ from rag_windows.calibration.profile import (
     Profile,
     Setting,
 )
-from rag_windows.calibration.words import ARTICLES, bag_f1, chatrag_words, contains
+from rag_windows.calibration.words import ARTICLES, bag_f1, chatrag_words, compared_words, contains
 
 __all__ = [
     "ARTICLES",
@@ -30,6 +30,7 @@ __all__ = [
     "ape_grid",
     "bag_f1",
     "chatrag_words",
+    "compared_words",
     "contains",
     "default_grid",
     "read_examples",

@@ -16,11 +16,25 @@ def chatrag_words(text: str) -> list[str]:
     return ARTICLES.sub(" ", text.lower().translate(_BLANKED)).split()
 
 
+def compared_words(answer: str, wanted: str) -> tuple[list[str], list[str]]:
+    """Words of both, as `chatrag_words` counts them.
+
+    Articles count where the wanted text has no other words, such as the grade "A"; and where it has
+    none at all, what stands between blanks.
+    """
+    texts = answer, wanted
+    for words in (chatrag_words, lambda text: text.lower().translate(_BLANKED).split(), str.split):
+        said, right = map(words, texts)
+        if right:
+            break
+    return said, right
+
+
 def contains(answer: str, wanted: str) -> bool:
-    """Whether an answer holds all words of a text in a row, as `chatrag_words` counts them."""
+    """Whether an answer holds all words of a text in a row, as `compared_words` counts them."""
+    said, right = compared_words(answer, wanted)
     # Words hold no blank, so a match can't begin or end within one.
-    said, right = (f" {' '.join(chatrag_words(text))} " for text in (answer, wanted))
-    return right in said
+    return bool(right) and f" {' '.join(right)} " in f" {' '.join(said)} "
 
 
 def bag_f1(predicted: Sequence[str], right: Sequence[str], *, both_empty: float = 0.0) -> float:

@@ -82,9 +82,23 @@ class SourceFile:
             if line.strip():
                 yield f"{self.path}, line {number}", line.rstrip("\r")
 
+    def _is_one_object(self) -> bool:
+        """Whether it is a JSON object over several lines."""
+        if not self.text.lstrip().startswith("{") or "\n" not in self.text.strip():
+            return False
+        try:
+            json.loads(self.text)
+        except (ValueError, RecursionError):
+            return False
+        return True
+
     def records(self, kind: type[T]) -> Iterator[tuple[str, T]]:
         """Place and value of the entries of a JSON list, or of JSON lines."""
-        if self.text.lstrip().startswith("{"):
+        if not self.text.strip():
+            raise DataError(f"{self.path} is empty. Give a file with JSON lines, or a JSON list.")
+        if self._is_one_object():
+            yield str(self.path), self.json(kind)
+        elif self.text.lstrip().startswith("{"):
             for place, line in self.lines():
                 yield place, validated(kind, line, place)
         else:

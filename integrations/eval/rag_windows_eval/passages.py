@@ -21,16 +21,17 @@ from __future__ import annotations
 import json
 import random
 import re
+import sys
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import cycle, islice
+from itertools import chain, count, cycle, islice, starmap
 from pathlib import Path
 from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator
 
-from rag_windows.calibration import bag_f1, chatrag_words, contains
+from rag_windows.calibration import bag_f1, chatrag_words, compared_words, contains
 from rag_windows.errors import DataError
 from rag_windows.passage import Passage
 from rag_windows_eval.files import Name, SourceFile, read, shown, validated
@@ -123,7 +124,8 @@ class PassagesTask(Task):
             DataError: naming the line and the field that is wrong.
         """
         source = read(path)
-        found = list(islice(questions_of(source), questions))
+        most = None if questions is None else min(questions, sys.maxsize)
+        found = list(islice(questions_of(source), most))
         if not found:
             raise DataError(f"{path} holds no questions. Give a file that does.")
         if without_right and (plain := next((one for one in found if not any(one.right)), None)):
@@ -156,9 +158,9 @@ class PassagesTask(Task):
         """Whether answers are right, and whether citations are.
 
         "contains" is whether the answer holds the words of a right one in a row, "exact" whether it
-        has no other words, "f1" the best F1 of words with a right one; case, punctuation and
-        articles never count. "not_mentioned" is whether the answer is empty or says that the
-        passages do not tell. "cites_right" is whether the passage with the largest citation is a
+        has no other words, "f1" the best F1 of words with a right one; case never
+        counts, punctuation and articles only where a right one has no other words. "not_mentioned"
+        is whether the answer is empty or says that the passages do not tell. "cites_right" is whether the passage with the largest citation is a
         right one, "cites_right_if_right" the same of answers that contain a right one; both count
         only questions whose right passages are marked.
         """
@@ -168,9 +170,9 @@ class PassagesTask(Task):
             words = chatrag_words(said)
             held = any(contains(said, right) for right in rights)
             found["contains"].append(100.0 * held)
-            found["exact"].append(100.0 * any(words == chatrag_words(right) for right in rights))
-            f1 = max(bag_f1(words, chatrag_words(right)) for right in rights)
-            found["f1"].append(100.0 * f1)
+            pairs = [compared_words(said, right) for right in rights]
+            found["exact"].append(100.0 * any(one == right for one, right in pairs))
+            found["f1"].append(100.0 * max(starmap(bag_f1, pairs)))
             found["not_mentioned"].append(100.0 * (not words or bool(_ABSTAINS.search(said))))
             cited = max(
                 (one for one in record.passages if one.mass),
@@ -210,13 +212,14 @@ _METRICS = ("contains", "exact", "f1", "not_mentioned", "cites_right", "cites_ri
 
 def _turns(value: object) -> object:
     """A conversation; a question by itself is its only turn."""
-    if isinstance(value, str):
-        return [value]
+    value = [value] if isinstance(value, str) else value
     if not isinstance(value, list) or len(value) % 2 == 0:
         raise ValueError(
             "it must be a text, or a list of texts in which user and assistant take turns and the "
             "user has the last word"
         )
+    if any(isinstance(one, str) and not one.strip() for one in value):
+        raise ValueError("it must not be blank")
     return value
 
 
@@ -300,6 +303,18 @@ class _Facts(_Row):
     context: list[tuple[str, list[str]]] | _Columns
     supporting_facts: list[tuple[str, int]] | _Columns
 
+    @field_validator("context")
+    @classmethod
+    def _paired(
+        cls, given: list[tuple[str, list[str]]] | _Columns
+    ) -> list[tuple[str, list[str]]] | _Columns:
+        if isinstance(given, _Columns) and len(given.title) != len(given.sentences):
+            raise ValueError(
+                f"it must have as many titles as lists of sentences, not {len(given.title)} and "
+                f"{len(given.sentences)}"
+            )
+        return given
+
     def marked(self) -> list[tuple[Passage, bool]]:
         given, facts = self.context, self.supporting_facts
         if isinstance(given, _Columns):
@@ -367,6 +382,7 @@ class _Squad(BaseModel):
 
     def questions(self) -> Iterator[PassagesQuestion]:
         """Questions with an answer; their paragraph and those after it come first, in a ring."""
+        keys = set[str]()
         for article in self.data:
             texts = [one.context for one in article.paragraphs]
             title = article.title and article.title.replace("_", " ")
@@ -375,9 +391,10 @@ class _Squad(BaseModel):
                 passages = tuple(Passage(text, title=title) for text in ring)
                 for one in paragraph.qas:
                     answers = tuple(dict.fromkeys(a.text for a in one.answers if a.text.strip()))
-                    if answers:
+                    if answers and one.question.strip():
                         right = (True, *[False] * (len(passages) - 1))
-                        yield PassagesQuestion(one.id, (one.question,), answers, passages, right)
+                        key = _own_key(one.id, one.id, keys)
+                        yield PassagesQuestion(key, (one.question,), answers, passages, right)
 
 
 def questions_of(source: SourceFile) -> Iterator[PassagesQuestion]:
@@ -402,10 +419,17 @@ def questions_of(source: SourceFile) -> Iterator[PassagesQuestion]:
         if not read_row.rights or not marked:
             lacks = "passages" if read_row.rights else 'right answer in "answer" or "answers"'
             raise DataError(f"{place}: The question has no {lacks}. Add one, or leave it out.")
-        key = read_row.id if read_row.id is not None and read_row.id not in keys else str(number)
-        keys.add(key)
+        key = _own_key(read_row.id, str(number), keys)
         passages, right = zip(*marked, strict=True)
         yield PassagesQuestion(key, tuple(read_row.question), read_row.rights, passages, right)
+
+
+def _own_key(wanted: str | None, number: str, keys: set[str]) -> str:
+    """What a file calls a question, if no other one is called so; else its number."""
+    others = (f"{number}-{at}" for at in count(2))
+    key = next(one for one in chain([wanted or number, number], others) if one not in keys)
+    keys.add(key)
+    return key
 
 
 def _is_squad(text: str) -> bool:
@@ -414,6 +438,6 @@ def _is_squad(text: str) -> bool:
         return False
     try:
         whole = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return False
     return isinstance(whole.get("data"), list)

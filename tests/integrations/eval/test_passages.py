@@ -204,6 +204,16 @@ def test_metrics(tmp_path: Path) -> None:
         ({**PLAIN, "passages": [{"title": "Ada"}]}, "line 1, passages 1, text: Field required"),
         ({**PLAIN, "question": 3}, "line 1, question: it must be a text"),
         ({**PLAIN, "question": [3]}, "line 1, question 1: Input should be a valid string"),
+        ({**PLAIN, "question": " "}, "line 1, question: it must not be blank"),
+        (
+            {
+                "question": "Who?",
+                "answer": "Ada",
+                "context": {"title": ["T"], "sentences": [["a"], ["b"]]},
+                "supporting_facts": [["T", 0]],
+            },
+            "line 1, context: it must have as many titles as lists of sentences, not 1 and 2",
+        ),
     ],
 )
 def test_what_is_wrong_is_named_with_its_place(row: Any, message: str, tmp_path: Path) -> None:
@@ -212,8 +222,58 @@ def test_what_is_wrong_is_named_with_its_place(row: Any, message: str, tmp_path:
 
 
 def test_a_file_without_questions(tmp_path: Path) -> None:
-    for text in ("", "[]", '{"data": []}'):
+    for text, why in (
+        ("", "is empty"),
+        ("[]", "no questions"),
+        ('{"data": []}', "no questions"),
+        ("[" * 100_000, "nested too deeply"),
+        ('{"a":' * 100_000, "nested too deeply"),
+    ):
         path = tmp_path / "q.json"
         path.write_text(text, encoding="utf-8")
-        with pytest.raises(DataError, match=r"no questions|Invalid JSON"):
+        with pytest.raises(DataError, match=why):
             PassagesTask.read(str(path))
+
+
+@pytest.mark.parametrize("ids", [("2", None, "2"), ("3", "x", "3"), (None, "1", "1"), "aaaa"])
+def test_each_question_has_a_key_of_its_own(ids: Any, tmp_path: Path) -> None:
+    rows = [{**PLAIN, **({} if one is None else {"id": one})} for one in ids]
+    task = PassagesTask.read(written(tmp_path, *rows))
+    assert len({one.key for one in task.examples}) == len({one.group for one in task.examples})
+    assert len({one.key for one in task.examples}) == len(rows)
+
+
+def test_each_question_of_squad_has_a_key_of_its_own(tmp_path: Path) -> None:
+    asked = {"id": "q", "question": "Who?", "answers": [{"text": "Ada"}]}
+    data = {"data": [{"paragraphs": [{"context": "Ada wrote.", "qas": [asked] * 3}]}]}
+    path = tmp_path / "squad.json"
+    path.write_text(json.dumps(data), encoding="utf-8")
+    assert len({one.key for one in PassagesTask.read(str(path)).examples}) == 3
+
+
+def test_one_question_over_several_lines(tmp_path: Path) -> None:
+    path = tmp_path / "q.json"
+    path.write_text(json.dumps(PLAIN, indent=1), encoding="utf-8")
+    (one,) = PassagesTask.read(str(path), questions=10**30).examples
+    assert one.references[0].text
+
+
+@pytest.mark.parametrize(
+    ("right", "said", "held", "exact"),
+    [
+        ("A", "", False, False),
+        ("A", "A", True, True),
+        ("A", "It is type A.", True, False),
+        ("A", "B", False, False),
+        ("the", "a", False, False),
+        ("!!!", "", False, False),
+        ("!!!", "It is !!! here", True, False),
+        ("the lamp", "Lamp", True, True),
+    ],
+)
+def test_right_answers_of_articles_or_signs_alone(
+    right: str, said: str, held: bool, exact: bool, tmp_path: Path
+) -> None:
+    task = PassagesTask.read(written(tmp_path, {**PLAIN, "answers": [right]}))
+    found = scored(task, record(task, said))
+    assert (found["contains"], found["exact"]) == (100.0 * held, 100.0 * exact)
