@@ -158,11 +158,11 @@ class PassagesTask(Task):
         """Whether answers are right, and whether citations are.
 
         "contains" is whether the answer holds the words of a right one in a row, "exact" whether it
-        has no other words, "f1" the best F1 of words with a right one; case never
-        counts, punctuation and articles only where a right one has no other words. "not_mentioned"
-        is whether the answer is empty or says that the passages do not tell. "cites_right" is whether the passage with the largest citation is a
-        right one, "cites_right_if_right" the same of answers that contain a right one; both count
-        only questions whose right passages are marked.
+        has no other words, "f1" the best F1 of words with a right one; case never counts,
+        punctuation and articles only where a right one has no other words. "not_mentioned" is
+        whether the answer is empty or says that the passages do not tell. "cites_right" is whether
+        the passage with the largest citation is a right one, "cites_right_if_right" the same of
+        answers that contain a right one; both count only questions whose right passages are marked.
         """
         found: dict[str, list[float | None]] = {name: [] for name in _METRICS}
         for example, record in zip(examples, records, strict=True):
