@@ -38,7 +38,7 @@ test: $(VENV)/.dev ## the tests: no network, no GPU, 6 minutes on 2 cores (ARGS=
 	$(OFFLINE) $(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
 
 check: $(VENV)/.dev lint ## linters and the tests that matter most: for every change
-	$(OFFLINE) $(BIN)/python -m pytest --durations=0 --durations-min=5 $(QUICK) $(ARGS)
+	$(OFFLINE) $(BIN)/python -m pytest -m "not timing" --durations=0 --durations-min=5 $(QUICK) $(ARGS)
 
 dist: $(VENV)/.dev ## wheels and sdists of all nine distributions into dist/, checked
 	rm -rf dist

@@ -251,7 +251,7 @@ def compare(
         left_out.append(
             f"{count} of {len(ready)} examples were asked, because the comparison was interrupted."
         )
-    elif work.interrupted:
+    elif work.interrupted and numbers:
         left_out.append("Finer settings were left out, because the comparison was interrupted.")
     tried = [*coarse, *choice.fine]
     means = {
@@ -415,10 +415,10 @@ class _Measuring:
         An interruption ends all measuring. What is complete stays: every setting of the first round
         on the examples before it, if these are at least `FEWEST`; else the interruption goes on.
         """
-        if self.interrupted:
-            return self.table
         known = [*next(iter(self.table.values()), {})]
         fresh = [one for one in dict.fromkeys(settings) if one not in known]
+        if self.interrupted or not fresh:
+            return self.table
         # One after the other read what is encoded alike.
         fresh.sort(key=lambda one: (repr(_encoding(one)), one.neighbours))
         asked = list(product(enumerate(examples), fresh))
@@ -690,7 +690,8 @@ def verdict(
         was, now = costs[base].warm_s, costs[method].warm_s
         return round(was / now, 1) if was and now else 0.0
 
-    first = next((one for one in held_out if one.difference.value), held_out[0])
+    # Rounded, as the choice itself is.
+    first = next((one for one in held_out if round(one.difference.value, 9)), held_out[0])
     tie = "" if first is held_out[0] else f"{as_many} as {named}, so the "
     check = _check(first, named, tie)
     if first.difference.low <= 0 <= first.difference.high:

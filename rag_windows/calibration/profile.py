@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import hashlib
 import json
+import math
 import os
 import secrets
 from collections import Counter
@@ -338,7 +339,8 @@ def sign(figure: str) -> float:
 def formatted(figure: str, value: float) -> str:
     """A figure as people read it, to three digits; shares are in percent, without the sign."""
     # Zero is added because a negative zero has a sign as well.
-    return f"{value * (100 if figure == 'contains' else 1) + 0.0:.3g}"
+    shown = value * (100 if figure == "contains" else 1) + 0.0
+    return f"{shown:.0f}" if 1000 <= abs(shown) < math.inf else f"{shown:.3g}"
 
 
 def varying(settings: Iterable[Method]) -> dict[str, list[float]]:

@@ -104,8 +104,8 @@ def compare(
             )
     except KeyboardInterrupt:
         render.tell(
-            f"Stopped before {FEWEST} questions were answered with every method. Nothing was "
-            "written."
+            f"Stopped before there was a profile, for which every method has to answer {FEWEST} "
+            "questions. Nothing was written."
         )
         raise typer.Abort from None
     if out is not None:
@@ -120,8 +120,8 @@ def compare(
     if out is not None and not json:
         render.show(f"Wrote {out}. Use it: --profile {out}", "dim")
     if profile.interrupted:
-        where = "" if out is None else f" The profile of these is in {out}."
-        render.tell(f"Stopped after {profile.examples} of {len(given)} questions.{where}")
+        where = "" if out is None else f" The profile is in {out}."
+        render.tell(f"Stopped. {profile.examples} questions were asked.{where}")
         raise typer.Abort
 
 

@@ -60,10 +60,11 @@ class Document:
             e-mail's subject, the first heading, the title of the first slide, a PDF file's first
             line, or the stem of the file's name.
         named: whether `id` was stated by the line itself and should survive as it is.
-        metadata: ``source`` (the file's label), the other keys of a JSONL line or of front matter,
-            an e-mail's ``from``, ``to``, ``cc`` and ``date``, an Office file's ``author`` and
-            ``modified``, and a book's ``author``, ``language`` and ``date``. Where the line or the
-            front matter has a ``source`` of its own, the label is ``passage_source``.
+        metadata: ``source`` (the file's label), a JSONL line's other keys, those of front matter
+            that is not part of the text (YAML's values as text), an e-mail's ``from``, ``to``,
+            ``cc`` and ``date``, an Office file's ``author`` and ``modified``, and a book's
+            ``author``, ``language`` and ``date``. Where the line has a ``source`` of its own, the
+            label is ``passage_source``.
         pages: of a PDF file, the character at which each page begins.
     """
 
@@ -267,7 +268,7 @@ def _here(name: str, root: Path, opened: set[str]) -> Iterator[DocumentFile | Sk
             paths += [Path(folder, one) for one in files]
         for refused in errors if top.is_dir() else ():
             label = Path(os.path.relpath(refused.filename, root)).as_posix()
-            yield Skipped(_encodable(label), _reason(refused), problem=True)
+            yield Skipped(_encodable(label), _reason(refused), problem=True, environment=True)
         for path in sorted(paths) if top.is_dir() else [top]:
             label = _encodable(Path(os.path.relpath(path, root)).as_posix())
             explicit = named and path is top
@@ -461,7 +462,8 @@ def _markdown(text: str, label: str, stem: str) -> Document:
     """The document of a Markdown file; front matter that is all metadata is none of its text."""
     front = front_matter(text)
     body, own = text[front.end :], front.others
-    if own is None or not body.strip():
+    # Passages carry no longer title as a whole.
+    if own is None or not body.strip() or count_words(front.title) > TITLE_WORDS:
         body, own = text, {}
     title, rest = (front.title, body) if front.title else _headed(body)
     return Document(rest, label, title or stem, metadata=joined(own, {"source": label}))

@@ -46,12 +46,18 @@ _MOST_BRACKETS = 200
 """In front matter; PyYAML takes seconds for thousands within each other."""
 
 _BOOKKEEPING = frozenset(
-    "alias aliases author authors cssclass cssclasses categories category created creator date "
-    "draft icon id image keywords lang language last_modified lastmod layout license modified "
-    "nav_order order parent permalink publish published redirect_from reviewed sidebar_position "
-    "slug status tag tags template toc type uid updated url uuid version weight".split()
+    "author authors cssclass cssclasses categories category created creator date draft icon id "
+    "image lang language last_modified lastmod layout license modified nav_order parent permalink "
+    "publish published redirect_from reviewed sidebar_position slug tag tags template toc uid "
+    "updated url uuid version weight".split()
 )
-"""Keys that say nothing of the subject, by which front matter is told from prose between rules."""
+"""Keys that say little of the subject, by which front matter is told from prose between rules."""
+
+_LONGEST_VALUE = 8
+"""Words; longer values are sentences."""
+
+_NO_VALUE = ("", "~", "null", "Null", "NULL")
+"""YAML's ways to say that a key has none."""
 
 _LETTERS, _DIGITS = re.compile(r"[^\W\d_]+"), re.compile(r"\d+")
 _TELLING = re.compile(r"\W*0\W[\W0]*|[^\w\"'“‘(]+|[\[<{].*")
@@ -249,7 +255,8 @@ def front_matter(text: str) -> FrontMatter:
         return FrontMatter()
     others = dict(stated or {})
     value = others.pop("title", None)
-    named = type(value) in (str, int, float) and _is_simple(value)
+    value = None if value in _NO_VALUE else value
+    named = isinstance(value, str) or (type(value) in (int, float) and _is_simple(value))
     # Comments alone may be a heading between rules.
     whole = bool(stated) and not apart and (named or value is None) and _are_simple(others)
     whole = whole and all(key.lower().replace("-", "_") in _BOOKKEEPING for key in others)
@@ -282,7 +289,9 @@ def _is_simple(value: object) -> bool:
         return value.bit_length() < 64
     if isinstance(value, float):
         return math.isfinite(value)
-    return value is None or isinstance(value, str | date | time)
+    if isinstance(value, str):
+        return len(value.split()) <= _LONGEST_VALUE
+    return isinstance(value, date | time)
 
 
 def _plain(content: str) -> str:

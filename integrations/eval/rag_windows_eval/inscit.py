@@ -122,13 +122,17 @@ class InscitTask(Task):
         if corpus is not None:
             pool, stamp = read_corpus(corpus)
         settings = {"data": source.stamp, "corpus": stamp, "evidence": evidence}
-        named = {name for one in examples for name in one.evidence}
-        missing, notes = len(named - {one.id for one in pool}), list[str]()
-        if missing:
-            notes.append(
-                f"{missing} evidence passages are not in the corpus, so no retriever can find them."
-            )
-        return cls(name="inscit", examples=examples, settings=settings, pool=pool, notes=notes)
+        return cls(name="inscit", examples=examples, settings=settings, pool=pool)
+
+    def notes(self) -> list[str]:
+        """How many passages of evidence are not in the pool."""
+        named = {name for one in self.examples for name in one.evidence}
+        missing = len(named - {one.id for one in self.pool})
+        if not missing:
+            return []
+        return [
+            f"{missing} evidence passages are not in the corpus, so no retriever can find them."
+        ]
 
     def scores(
         self, examples: Sequence[TaskExample], records: Sequence[AnswerRecord]

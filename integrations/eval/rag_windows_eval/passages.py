@@ -92,7 +92,7 @@ class PassagesQuestion:
             group=self.key,
             kinds=() if size is None else (f"{size} passages",),
             passages=tuple(named),
-            details={"right": right},
+            details={"right": right, "given": len(self.passages), "marked": any(self.right)},
         )
 
 
@@ -149,8 +149,27 @@ class PassagesTask(Task):
             prefix=PREFIX,
             behind_own_system=True,
             max_new_tokens=NEW_TOKENS,
-            notes=_notes(found, sizes),
         )
+
+    def notes(self) -> list[str]:
+        """What is not as ``--passages`` says it."""
+        given = {one.group: one for one in self.examples}.values()
+        count, cut = len(given), [size for size in self.settings["sizes"] if size is not None]
+        if not cut:
+            return []
+        notes, most, least = list[str](), max(cut), min(cut)
+        if few := sum(one.details["given"] < most for one in given):
+            notes.append(
+                f"{few} of {count} questions bring fewer than {most} passages; where a number of "
+                "passages is larger than theirs, they are asked over all they bring."
+            )
+        unmarked = [one for one in given if not one.details["marked"]]
+        if plain := sum(one.details["given"] > least for one in unmarked):
+            notes.append(
+                f"{plain} of {count} questions mark no passage as right, so the first ones are "
+                'read, and those with the answer may be left out. Mark them with "right": true.'
+            )
+        return notes
 
     def scores(
         self, examples: Sequence[TaskExample], records: Sequence[AnswerRecord]
@@ -173,7 +192,8 @@ class PassagesTask(Task):
             pairs = [compared_words(said, right) for right in rights]
             found["exact"].append(100.0 * any(one == right for one, right in pairs))
             found["f1"].append(100.0 * max(starmap(bag_f1, pairs)))
-            found["not_mentioned"].append(100.0 * (not words or bool(_ABSTAINS.search(said))))
+            abstains = bool(_ABSTAINS.search(said)) or not (words or held)
+            found["not_mentioned"].append(100.0 * abstains)
             cited = max(
                 (one for one in record.passages if one.mass),
                 key=lambda one: one.mass or 0.0,
@@ -185,26 +205,6 @@ class PassagesTask(Task):
             found["cites_right"].append(cites if measured else None)
             found["cites_right_if_right"].append(cites if measured and held else None)
         return [MetricScore.mean(name, values) for name, values in found.items()]
-
-
-def _notes(questions: Sequence[PassagesQuestion], sizes: Sequence[int | None]) -> list[str]:
-    """What is not as ``--passages`` says it."""
-    notes, cut = list[str](), [size for size in sizes if size is not None]
-    if not cut:
-        return notes
-    few = sum(len(one.passages) < max(cut) for one in questions)
-    if few:
-        notes.append(
-            f"{few} of {len(questions)} questions bring fewer than {max(cut)} passages; where a "
-            "number of passages is larger than theirs, they are asked over all they bring."
-        )
-    plain = sum(len(one.passages) > min(cut) and not any(one.right) for one in questions)
-    if plain:
-        notes.append(
-            f"{plain} of {len(questions)} questions mark no passage as right, so the first ones "
-            'are read, and those with the answer may be left out. Mark them with "right": true.'
-        )
-    return notes
 
 
 _METRICS = ("contains", "exact", "f1", "not_mentioned", "cites_right", "cites_right_if_right")
@@ -391,7 +391,9 @@ class _Squad(BaseModel):
                 passages = tuple(Passage(text, title=title) for text in ring)
                 for one in paragraph.qas:
                     answers = tuple(dict.fromkeys(a.text for a in one.answers if a.text.strip()))
-                    if answers and one.question.strip():
+                    if answers:
+                        if not one.question.strip():
+                            raise DataError(f"Question {one.id!r} is blank. Leave it out.")
                         right = (True, *[False] * (len(passages) - 1))
                         key = _own_key(one.id, one.id, keys)
                         yield PassagesQuestion(key, (one.question,), answers, passages, right)

@@ -201,8 +201,7 @@ class Task(ABC):
     ``settings`` are what the answers depend on, for the manifest: digests of the files, options;
     as JSON. ``prefix``, the instruction before the passages, and ``max_new_tokens`` hold unless the
     user gives others; ``behind_own_system`` puts that prefix behind the chat template's own system
-    message. ``pool`` is what a retriever searches. ``notes`` say what a user should know of the
-    data, a sentence each.
+    message. ``pool`` is what a retriever searches.
     """
 
     name: str
@@ -212,7 +211,10 @@ class Task(ABC):
     behind_own_system: bool = False
     max_new_tokens: int = 64
     pool: Sequence[Passage] = ()
-    notes: Sequence[str] = ()
+
+    def notes(self) -> list[str]:
+        """What a user should know of the data, a sentence each."""
+        return []
 
     @abstractmethod
     def scores(

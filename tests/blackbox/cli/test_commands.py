@@ -245,7 +245,9 @@ def test_names_of_methods_are_whole_at_any_width(
     run: Run, monkeypatch: pytest.MonkeyPatch, width: int | None
 ) -> None:
     monkeypatch.setattr(WindowedLM, "compare", lambda *_, **__: measured())
-    if width is not None:
+    if width is None:
+        monkeypatch.delenv("COLUMNS", raising=False)
+    else:
         monkeypatch.setenv("COLUMNS", str(width))
     lines = run(*COMPARE).stdout.splitlines()
     long, auto, one_prompt = (
@@ -273,8 +275,8 @@ def test_ctrl_c_leaves_what_was_compared(
     stopped = run(*COMPARE, *out)
     assert (stopped.exit_code, "Take it." in stopped.stdout) == (130, True)
     (line,) = stopped.stderr.splitlines()
-    kept = " The profile of these is in profile.json." if out else ""
-    assert line == f"Stopped after 9 of 50 questions.{kept}"
+    kept = " The profile is in profile.json." if out else ""
+    assert line == f"Stopped. 9 questions were asked.{kept}"
     assert Path("profile.json").exists() == bool(out)
 
     def interrupt(*_: Any, **__: Any) -> Profile:
@@ -284,7 +286,7 @@ def test_ctrl_c_leaves_what_was_compared(
     early = run(*COMPARE, "--out", "other.json")
     assert (early.exit_code, early.stdout) == (130, "")
     (line,) = early.stderr.splitlines()
-    assert line.startswith("Stopped before 8 questions were answered with every method. Nothing")
+    assert line.startswith("Stopped before there was a profile, for which every method has")
     assert not Path("other.json").exists()
 
 

@@ -277,3 +277,4 @@ def test_right_answers_of_articles_or_signs_alone(
     task = PassagesTask.read(written(tmp_path, {**PLAIN, "answers": [right]}))
     found = scored(task, record(task, said))
     assert (found["contains"], found["exact"]) == (100.0 * held, 100.0 * exact)
+    assert found["not_mentioned"] == 100.0 * (not held and said in ("", "A", "a"))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import inspect
 import json
 import re
 import shlex
@@ -120,7 +119,7 @@ class Evaluation:
         """The evaluation of a command's options; reads the data."""
         asking.check()
         conditions, task, search = compared(asking, depths), source.task(), runs.Search(**searching)
-        for note in task.notes:
+        for note in task.notes():
             tell(f"Note: {note}")
         if isinstance(task, icl.IclTask):
             for condition in conditions:
@@ -283,13 +282,13 @@ def reported(path: Path, data: str | None = None) -> report.ReportedRun:
     """Score a run again; ``data`` names its data file if that was moved."""
     folder, source = runs.RunFolder.open(path), read(path / runs.SOURCE).json(DataOptions)
     source.data = data or source.data
-    unknown = source.options.keys() - inspect.signature(_READERS[source.kind][0]).parameters.keys()
-    if unknown:
+    try:
+        task, manifest = source.task(), folder.manifest
+    except TypeError as error:
         raise DataError(
-            f"The run in {path} has options of another version of rag-windows "
-            f"({', '.join(sorted(unknown))}). Run its command again, with --fresh."
-        )
-    task, manifest = source.task(), folder.manifest
+            f"The run in {path} has options of another version of rag-windows ({error}). Run its "
+            "command again, with --fresh."
+        ) from error
     now = json.loads(json.dumps({"name": task.name, **task.settings}))
     keys = tuple(one.key for one in task.examples)
     if keys != manifest.keys or runs.differences(manifest.settings["task"], now):
