@@ -251,7 +251,7 @@ def compare(
         left_out.append(
             f"{count} of {len(ready)} examples were asked, because the comparison was interrupted."
         )
-    elif work.interrupted and numbers:
+    elif work.unmeasured:
         left_out.append("Finer settings were left out, because the comparison was interrupted.")
     tried = [*coarse, *choice.fine]
     means = {
@@ -316,6 +316,7 @@ class _Measuring:
     encode_s: dict[Hashable, float] = field(default_factory=dict)
     timed: dict[Method, list[tuple[float | None, float, int | None]]] = field(default_factory=dict)
     interrupted: bool = False
+    unmeasured: bool = False
 
     @property
     def ends(self) -> list[int]:
@@ -418,6 +419,7 @@ class _Measuring:
         known = [*next(iter(self.table.values()), {})]
         fresh = [one for one in dict.fromkeys(settings) if one not in known]
         if self.interrupted or not fresh:
+            self.unmeasured |= bool(fresh)
             return self.table
         # One after the other read what is encoded alike.
         fresh.sort(key=lambda one: (repr(_encoding(one)), one.neighbours))
@@ -434,7 +436,7 @@ class _Measuring:
             for rows in self.table.values():
                 _cut(rows, first, complete)
             _cut(self.timed, first, complete)
-            self.interrupted = True
+            self.interrupted, self.unmeasured = True, bool(known)
         return self.table
 
     def _figures(self, number: int, ready: _Ready, method: Method) -> dict[Figure, float]:

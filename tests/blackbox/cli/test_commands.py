@@ -182,8 +182,9 @@ def examples(docs: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.slow
 def test_a_profile_is_made_shown_drawn_and_used(
-    run: Run, ask: Told, examples: Path, model: str
+    run: Run, ask: Told, examples: Path, model: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
     given = ("compare", "--questions", examples, "--docs", "docs", "--model", model, *FAST)
     result = run(*given, "--out", "profile.json", "--plot", "heat.png")
     assert (result.exit_code, result.stderr) == (0, "")
