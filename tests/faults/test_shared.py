@@ -24,7 +24,7 @@ from tests.rag_windows import small
 from tests.rag_windows.cache.disk_cases import FULL, end_of, in_child, key_of, right
 from tests.rag_windows.cache.shared_cases import between, fresh, labelled
 
-ROUNDS = 1000 if FULL else 150
+ROUNDS = 1000 if FULL else 400
 WITHIN_S = 0.03
 NUMBERS = range(12)
 TOKENS = 60
