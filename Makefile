@@ -54,7 +54,7 @@ test-dist: dist ## install each wheel by itself into a fresh environment and ask
 timing: $(VENV)/.dev ## tests that compare times, for a machine that does nothing else: 2 minutes
 	$(OFFLINE) $(BIN)/python -m pytest -m timing $(ARGS)
 
-slow: $(VENV)/.dev ## tests that take seconds each (processes, pages, kills): 5 minutes on 2 cores (ARGS="-k name")
+slow: $(VENV)/.dev ## tests that take seconds each (processes, pages, kills): 6 minutes on 2 cores (ARGS="-k name")
 	$(OFFLINE) $(BIN)/python -m pytest -n 2 --dist loadfile -m slow $(ARGS)
 
 fleet: $(VENV)/.dev ## a fleet on a cluster of Ray, with readers that die: 3 minutes (ARGS="-k name")

@@ -271,7 +271,7 @@ def _stated(block: str) -> Any:
     """YAML with every single value as text, as no type of it is worth a surprise."""
     if len(re.findall(r"[\[{]", block)) > _MOST_BRACKETS:
         raise ValueError("more brackets than front matter has")
-    return yaml.load(block, yaml.BaseLoader)  # noqa: S506  # it makes nothing but text and lists
+    return yaml.BaseLoader(block).get_single_data()
 
 
 def _are_simple(keys: Mapping[Any, Any]) -> bool:

@@ -92,7 +92,7 @@ class PassagesQuestion:
             group=self.key,
             kinds=() if size is None else (f"{size} passages",),
             passages=tuple(named),
-            details={"right": right, "given": len(self.passages), "marked": any(self.right)},
+            details={"right": right, "given": len(self.passages)},
         )
 
 
@@ -154,19 +154,21 @@ class PassagesTask(Task):
     def notes(self) -> list[str]:
         """What is not as ``--passages`` says it."""
         given = {one.group: one for one in self.examples}.values()
-        count, cut = len(given), [size for size in self.settings["sizes"] if size is not None]
+        total, cut = len(given), [size for size in self.settings["sizes"] if size is not None]
         if not cut:
             return []
         notes, most, least = list[str](), max(cut), min(cut)
         if few := sum(one.details["given"] < most for one in given):
             notes.append(
-                f"{few} of {count} questions bring fewer than {most} passages; where a number of "
+                f"{few} of {total} questions bring fewer than {most} passages; where a number of "
                 "passages is larger than theirs, they are asked over all they bring."
             )
-        unmarked = [one for one in given if not one.details["marked"]]
+        # Where right ones are left out, each question has one.
+        all_marked = self.settings["without_right"]
+        unmarked = [one for one in given if not (all_marked or one.details["right"])]
         if plain := sum(one.details["given"] > least for one in unmarked):
             notes.append(
-                f"{plain} of {count} questions mark no passage as right, so the first ones are "
+                f"{plain} of {total} questions mark no passage as right, so the first ones are "
                 'read, and those with the answer may be left out. Mark them with "right": true.'
             )
         return notes
